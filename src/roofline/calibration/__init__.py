@@ -1,0 +1,1 @@
+"""Fits the few constants of the kernel models to measured kernels."""

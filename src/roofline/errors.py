@@ -1,0 +1,67 @@
+"""The exception tree. Every error that a user can cause is a `RooflineError` whose text says what to change.
+
+    RooflineError
+    |- SpecError          a hardware, model or engine description is wrong or contradictory
+    |  |- UnknownNameError   no such name; the nearest ones are suggested
+    |  `- UnsupportedError   well-formed, but an architecture or format that is not modelled
+    |- InputError         a value given to a function or on the command line is out of range
+    `- InfeasibleError    everything is well-formed, but it cannot run (does not fit, cannot be sharded)
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class RooflineError(Exception):
+    """Base of all errors that a user can cause; `str(error)` is a message for people."""
+
+
+class SpecError(RooflineError):
+    """A description (hardware, model, engine, config.json) is wrong or contradicts itself."""
+
+
+class UnknownNameError(SpecError):
+    """A name that is not in the library."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = ""):
+        known = list(known)
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        text = f"unknown {kind} '{name}'"
+        if near:
+            text += "; did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+        elif len(known) <= 12:
+            text += "; known: " + ", ".join(known)
+        super().__init__(text + (f" {hint}" if hint else ""))
+        self.kind, self.name, self.suggestions = kind, name, near
+
+
+class UnsupportedError(SpecError):
+    """An architecture, layer or format that is recognised but not modelled. Never guessed."""
+
+
+class InputError(RooflineError):
+    """A value that is not allowed."""
+
+
+class InfeasibleError(RooflineError):
+    """A deployment that cannot run: it does not fit, or cannot be cut the way that was asked."""
+
+
+def check_number(name: str, value: float, *, low: float = 0.0, high: float = math.inf, integer: bool = False) -> float:
+    """Return `value` if it is a finite number in [low, high] (and whole if `integer`), else raise InputError.
+
+    >>> check_number("isl", 2000, low=1, integer=True)
+    2000
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+        raise InputError(f"{name}: {value!r} is not a number")
+    v = float(value)
+    if not math.isfinite(v) or not low <= v <= high:
+        top = f" to {high:g}" if math.isfinite(high) else " or more"
+        raise InputError(f"{name}: {value!r} is out of range; allowed: {low:g}{top}")
+    if integer and v != int(v):
+        raise InputError(f"{name}: {value!r} must be a whole number")
+    return value
