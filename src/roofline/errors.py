@@ -1,11 +1,11 @@
 """The exception tree. Every error that a user can cause is a `RooflineError` whose text says what to change.
 
-    RooflineError
-    |- SpecError          a hardware, model or engine description is wrong or contradictory
-    |  |- UnknownNameError   no such name; the nearest ones are suggested
-    |  `- UnsupportedError   well-formed, but an architecture or format that is not modelled
-    |- InputError         a value given to a function or on the command line is out of range
-    `- InfeasibleError    everything is well-formed, but it cannot run (does not fit, cannot be sharded)
+RooflineError
+|- SpecError          a hardware, model or engine description is wrong or contradictory
+|  |- UnknownNameError   no such name; the nearest ones are suggested
+|  `- UnsupportedError   well-formed, but an architecture or format that is not modelled
+|- InputError         a value given to a function or on the command line is out of range
+`- InfeasibleError    everything is well-formed, but it cannot run (does not fit, cannot be sharded)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_number(name: str, value: float, *, low: float = 0.0, high: float = mat
     >>> check_number("isl", 2000, low=1, integer=True)
     2000
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__float__")):
         raise InputError(f"{name}: {value!r} is not a number")
     v = float(value)
     if not math.isfinite(v) or not low <= v <= high:

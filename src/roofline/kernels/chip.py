@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-Array = Any  # a float or a numpy array; every formula broadcasts
+from roofline.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
