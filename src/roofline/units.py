@@ -1,7 +1,8 @@
 """Reads and prints quantities; the only place where a prefix is a number.
 
 A dimensional quantity in a spec or on a command line is text with its unit ('3.35 TB/s'); inside the package it is a
-float in SI units (bytes, FLOP, seconds, watts) or US dollars. Decimal and binary prefixes differ: GB = 1e9 B, GiB = 2**30 B.
+float in SI units (bytes, FLOP, seconds, watts) or US dollars. Decimal and binary prefixes differ: GB = 1e9 B,
+GiB = 2**30 B.
 
     >>> parse("3.35 TB/s", "B/s"), parse("80 GiB", "B")
     (3350000000000.0, 85899345920.0)

@@ -23,7 +23,6 @@ Count = Annotated[int, Field(strict=True, gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 
-COMPUTE_FORMATS = ("fp64", "fp64_matrix", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8", "int4")
 ComputeFormat = Literal["fp64", "fp64_matrix", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8", "int4"]
 
 # A block-scaled format runs at the rate of its element type, but only where the matrix unit takes its scales.
@@ -70,6 +69,7 @@ class Memory(Sourced):
     type: Text
     bandwidth: BytesPerS
     bandwidth_rival: BytesPerS | None = None  # another published figure, not used
+    best_read: BytesPerS | None = None  # fastest read found by experiment: a ceiling for efficiency
     usable: Bytes | None = None  # total that a process sees (torch, cudaMemGetInfo)
     driver_total: Bytes | None = None  # total that the driver reports (nvidia-smi)
     unified: bool = False  # shared with the CPU and the operating system
@@ -79,6 +79,8 @@ class Memory(Sourced):
     def _consistent(self) -> Memory:
         if self.gpu_fraction is not None and not self.unified:
             raise ValueError("gpu_fraction is for unified memory only; set unified: true or give usable")
+        if self.best_read is not None and self.best_read > self.bandwidth:
+            raise ValueError("best_read is above bandwidth")
         for name in ("usable", "driver_total"):
             value = getattr(self, name)
             if value is not None and not 0.05 * self.capacity <= value <= 1.1 * self.capacity:
@@ -304,13 +306,16 @@ class Accelerator(Block):
 
     @property
     def link_bytes_per_s(self) -> float | None:
-        """Bandwidth from one device to its peers, all links, one direction [B/s]; over the host link where there are none."""
+        """Bandwidth from one device to its peers, all links, one direction [B/s]; the host link where it has none."""
         return (self.scale_up.bandwidth if self.scale_up else None) or self.host_bytes_per_s
 
     @property
     def pair_bytes_per_s(self) -> float | None:
-        """Bandwidth between one pair of devices, one direction [B/s]."""
-        return (self.scale_up.pair_bandwidth if self.scale_up else None) or self.link_bytes_per_s
+        """Bandwidth between one pair of devices, one direction [B/s]; one link of a mesh or torus where not given."""
+        up = self.scale_up
+        if up is None or up.bandwidth is None or up.pair_bandwidth is not None:
+            return (up.pair_bandwidth if up else None) or self.link_bytes_per_s
+        return up.bandwidth / up.links if up.topology in ("mesh", "torus") and up.links else up.bandwidth
 
     @property
     def scale_out_bytes_per_s(self) -> float | None:
