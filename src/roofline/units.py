@@ -75,7 +75,7 @@ _DIMENSIONS: dict[str, _Dimension] = {
 _DIMENSIONS["W"].units.pop("KW")
 _DIMENSIONS["s"].units.update({"min": (0, 60), "h": (0, 3600)})
 
-_QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*)", re.DOTALL)
+_QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*)", re.DOTALL | re.ASCII)
 
 
 def parse(text: str, unit: str) -> float:

@@ -283,7 +283,7 @@ def _explain(schema: type[BaseModel], problem: Mapping[str, Any]) -> str:
         return f"{path}: is required"
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
-    if isinstance(given, str | int | float | bool) and str(given)[:40] not in message:
+    if isinstance(given, str | int | float | bool) and repr(given)[:40] not in message:
         message += f", not {str(given)[:60]!r}"
     return f"{path}: {message}" if path else message
 
