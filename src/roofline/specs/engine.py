@@ -1,0 +1,222 @@
+"""The schema of an engine profile: the numbers and policies of a serving engine that cost models need.
+
+A profile is one YAML in `roofline/engines/`. Its `versions` list what older releases did differently, so that
+`engine_named("vllm", version="0.11.0")` answers for that release. Every block says where its numbers come from:
+`sources` maps a field (or '*', all others) to a citation or to the rows it was fitted on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from roofline.errors import SpecError, UnknownNameError
+from roofline.specs.library import build, canonical, read_yaml
+from roofline.units import Bytes, Seconds
+
+FOLDER = Path(__file__).resolve().parents[1] / "engines"
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Factor = Annotated[FiniteFloat, Field(ge=0)]
+Size = Bytes | Literal[0]
+
+PoolRule = Literal["after_peak", "fraction_of_total", "fraction_of_free", "contiguous"]
+
+
+class Block(BaseModel):
+    """A group of settings with their sources: immutable, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sources: dict[str, Annotated[str, Field(min_length=3)]] = Field({}, description="field or '*' -> where it is from")
+
+    @model_validator(mode="after")
+    def _sourced(self):
+        given = self.model_fields_set - {"sources"}
+        if unknown := set(self.sources) - set(type(self).model_fields) - {"*"}:
+            raise ValueError(f"sources names unknown fields: {', '.join(sorted(unknown))}")
+        missing = sorted(given - set(self.sources))
+        if missing and "*" not in self.sources:
+            raise ValueError(f"no source for {', '.join(missing)}")
+        return self
+
+
+class MemoryProfile(Block):
+    """What an engine does with a device's memory: limits, what it keeps beside weights and cache, how it pages.
+
+    Bytes of the activation peak follow from these and the model's shapes: see `roofline.memory.activations`.
+    """
+
+    # Limits, as the engine sets them when the user does not.
+    pool_rule: PoolRule = Field("after_peak", description="what the KV pool is the rest of; see memory.footprint")
+    utilisation: Fraction = Field(1.0, description="gpu_memory_utilization, mem_fraction_static or their like")
+    max_num_seqs: Count = Field(1, description="most sequences in a step")
+    max_num_batched_tokens: Count = Field(1, description="most tokens in a step: the profiling forward has this many")
+    small_device: Size = Field(0, description="below this visible memory the two limits that follow apply")
+    small_max_num_seqs: Count = 0
+    small_max_num_batched_tokens: Count = 0
+
+    # Paging.
+    block_size: Count = Field(1, description="tokens of a block; 1 is paging without waste")
+    cell_multiple: Count = Field(1, description="contiguous caches are rounded up to this many tokens")
+    window_holds: Literal["window", "step", "all"] = Field(
+        "window", description="tokens that a windowed layer reserves: the window, window + step, or the whole context"
+    )
+    hybrid_groups: bool = Field(False, description="layers of unlike caches share one pool of equal pages, in groups")
+    swap: Size = Field(0, description="host memory for preempted sequences, per device")
+
+    # Weights as loaded.
+    vocab_multiple: Count = Field(1, description="embedding and head rows are padded to this")
+    rope_tables: bool = Field(False, description="a cos/sin table for every position is kept, one per kind of rope")
+    allocator_rounding: bool = Field(False, description="torch's allocator rounds tensors up; see memory.weights")
+    mla_copies: bool = Field(False, description="the two halves of the latent up-projection are kept once more")
+    mxfp4_multiple: Count = Field(1, description="expert inner width is padded to this for the MXFP4 kernel")
+    mxfp4_k_multiple: Count = Field(1, description="the packed input side of MXFP4 experts is padded to this")
+    mxfp4_scale_multiple: Count = Field(1, description="output rows of the kernel's MXFP4 scales are padded to this")
+    mxfp4_scale_copies: Count = Field(1, description="times the MXFP4 scales are kept: as read and as swizzled")
+
+    # Activation peak of the profiling forward.
+    hidden_copies: Factor = Field(0.0, description="buffers of [tokens, hidden] alive at the peak of a layer")
+    stage_copies: Factor = Field(0.0, description="more of them on a pipeline stage that receives its input")
+    first_stage_copies: Factor = Field(0.0, description="more of them on a first stage that is not the last")
+    logit_bytes: Factor = Field(0.0, description="sampler bytes per logit beside the raw ones")
+    logit_core_bytes: Factor = Field(0.0, description="sampler bytes per core (SM) and vocabulary row")
+    logit_rows: Factor = Field(0.0, description="buffers of [sequences, hidden] alive while sampling")
+    sampler_hidden_copies: Factor = Field(0.0, description="buffers of [tokens, hidden] alive while sampling")
+    moe_workspace: bool = Field(False, description="two [tokens x top_k, widest side] buffers are kept for the experts")
+    matmul_workspace: Size = Field(0, description="library workspace taken from the framework's allocator")
+    image_inputs: bool = Field(False, description="profiles vision inputs: their embeddings and pixels stay alive")
+    mla_prefill_tokens: Count = Field(0, description="cached tokens that a chunk of MLA prefill up-projects at once")
+
+    # Outside the framework's allocator.
+    context: Size = Field(0, description="taken before the engine measures free memory, one device")
+    context_tp: Size = Field(0, description="more of it on tensor-parallel ranks")
+    context_pp: Size = Field(0, description="more of it on pipeline stages")
+    context_moe: Size = Field(0, description="more of it on tensor-parallel ranks of a mixture of experts")
+    non_torch: Size = Field(0, description="growth during profiling, one device")
+    non_torch_tp: Size = Field(0, description="more of it on two tensor-parallel ranks: communication buffers")
+    non_torch_rank: Size = Field(0, description="more of it for each doubling of tp beyond two")
+    non_torch_pp: Size = Field(0, description="in place of non_torch on pipeline stages")
+
+    # CUDA graphs.
+    graphs_in_budget: bool = Field(False, description="the graphs are subtracted before the KV pool is sized")
+    graph_base: Size = Field(0, description="CUDA graph pool: constant part")
+    graph_layer: Size = Field(0, description="CUDA graph pool: per layer on the device and 50 captured sizes")
+    warmup_headroom: Fraction = Field(0.0, description="share of the sampler's peak still needed after capture")
+
+
+class StepProfile(Block):
+    """What an engine adds to the kernels of a step, and how it lets them follow one another."""
+
+    schedule: Literal["serial", "overlapped", "megakernel"] = "serial"
+    cuda_graphs: bool = Field(True, description="decode steps are replayed graphs: no launch gap between kernels")
+    small_kernel_s: Seconds | Literal[0] = Field(0, description="fixed time of a small kernel (norm, rope, ...)")
+    fused: tuple[str, ...] = Field((), description="Elementwise ops that do not run on their own")
+    fused_tp: tuple[str, ...] = Field((), description="the same where tp > 1: fused into the all-reduce")
+    host_gap_s: Seconds | Literal[0] = Field(0, description="time between steps in which the device waits for the host")
+    mixed_layer_s: Seconds | Literal[0] = Field(0, description="per layer of a step with prompt tokens: no graph")
+
+
+class SchedulerProfile(Block):
+    """How an engine fills a step and when it lets tokens out."""
+
+    policy: Literal["mixed", "prefill_first"] = Field("mixed", description="do prompts and decodes share a step?")
+    chunked_prefill: bool = True
+    token_budget: Count = Field(8192, description="most new tokens of a step, decodes included")
+    poll_interval: Count = Field(1, description="decode steps between two looks at the queue of arrivals")
+    stream_interval: Count = Field(1, description="tokens that are sent together")
+    lookahead: Count = Field(0, description="steps that are scheduled before the last one is done (async scheduling)")
+    prefix_caching: bool = False
+
+
+class Engine(BaseModel):
+    """A serving engine at one version."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+    title: str
+    aliases: tuple[str, ...] = ()
+    version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None = None
+    memory: MemoryProfile = MemoryProfile()
+    step: StepProfile = StepProfile()
+    scheduler: SchedulerProfile = SchedulerProfile()
+    notes: tuple[str, ...] = ()
+
+
+def engine_names() -> list[str]:
+    """Names of the profiles that are shipped.
+
+    >>> "vllm" in engine_names()
+    True
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def engine_named(name: str | Engine, version: str | None = None, **memory: Any) -> Engine:
+    """The engine profile of that name, at `version` (None: the newest described), with some memory settings replaced.
+
+    `version` may also follow the name: "vllm==0.11.0", "vllm 0.11.x".
+
+    >>> engine_named("vLLM").memory.block_size, engine_named("vllm==0.11.2", block_size=128).memory.block_size
+    (16, 128)
+    """
+    if isinstance(name, Engine):
+        found = name
+    else:
+        match = re.fullmatch(r"\s*([^\s=@<>]+)[\s=@<>]*(\d[\w.]*)?\s*", str(name))
+        plain, tail = (match[1], match[2]) if match else (str(name), None)
+        found = _profile(_file_of(plain), release(version or tail or ""))
+    if not memory:
+        return found
+    unknown = sorted(set(memory) - set(MemoryProfile.model_fields))
+    if unknown:
+        raise UnknownNameError("memory setting", unknown[0], list(MemoryProfile.model_fields))
+    checked = build(MemoryProfile, memory | {"sources": {"*": "set by the caller"}}, where=found.name)
+    sources = found.memory.sources | dict.fromkeys(memory, "set by the caller")
+    changed = {field: getattr(checked, field) for field in memory} | {"sources": sources}
+    return found.model_copy(update={"memory": found.memory.model_copy(update=changed)})
+
+
+def release(text: str) -> tuple[int, ...]:
+    """The numbers of a version, as far as it states them; empty for none.
+
+    >>> release("0.11.x"), release("0.19.0rc1"), release("newest")
+    ((0, 11), (0, 19, 0), ())
+    """
+    match = re.match(r"\s*v?(\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+def _file_of(name: str) -> Path:
+    key = canonical(name)
+    for path in sorted(FOLDER.glob("*.yaml")):
+        if key == path.stem or key in map(canonical, read_yaml(path).get("aliases", ())):
+            return path
+    raise UnknownNameError("engine", name[:80], engine_names(), hint="see 'roofline list engines'")
+
+
+@lru_cache(maxsize=64)
+def _profile(path: Path, version: tuple[int, ...]) -> Engine:
+    """The profile in `path` with the changes of every rule whose `before` is later than `version`."""
+    data = read_yaml(path)
+    rules = data.pop("versions", [])
+    if version:
+        data["version"] = ".".join(map(str, version))
+    for rule in sorted(rules, key=lambda r: release(str(r.get("before"))), reverse=True):
+        if set(rule) - {"before", "memory", "step", "scheduler"} or not release(str(rule.get("before"))):
+            raise SpecError(f"{path.name}: a rule of 'versions' has 'before' and some of memory, step, scheduler")
+        if version and version < release(str(rule["before"])):
+            for section in ("memory", "step", "scheduler"):
+                data[section] = _merged(data.get(section, {}), rule.get(section, {}))
+    return build(Engine, data, where=path.name)
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {**old, **new, "sources": {**old.get("sources", {}), **new.get("sources", {})}}
