@@ -138,7 +138,8 @@ class LatentAttention(Op):
     rope: Array
     kv: Format = BF16
     token_bytes: Array | None = None  # cache bytes per token where the layout is packed (fp8_ds_mla: 656)
-    window: Array = np.inf  # top-k of a sparse indexer limits the tokens read in the same way
+    window: Array = np.inf  # cached entries that a query sees; top-k of a sparse indexer limits them in the same way
+    ratio: Array = 1.0  # positions that one cached entry stands for (compressed attention)
     count: Array = 1.0
     kind: ClassVar[str] = "latent_attention"
 
@@ -146,13 +147,14 @@ class LatentAttention(Op):
     def flops(self) -> Array:
         """2 (2 rank + rope) per head and attended pair: scores over rank + rope, values over rank."""
         s = self.sequences
-        return 2.0 * s.count * self.heads * (2.0 * self.rank + self.rope) * attended_pairs(s.new, s.past, self.window)
+        pairs = attended_pairs(s.new, s.past, self.window * self.ratio) / self.ratio
+        return 2.0 * s.count * self.heads * (2.0 * self.rank + self.rope) * pairs
 
     @property
     def kv_bytes(self) -> Array:
         s = self.sequences
         per_token = (self.rank + self.rope) * self.kv.element_bytes if self.token_bytes is None else self.token_bytes
-        return s.count * per_token * kv_tokens_read(s.new, s.past, self.window)
+        return s.count * per_token * kv_tokens_read(s.new, s.past, self.window * self.ratio) / self.ratio
 
     @property
     def activation_bytes(self) -> Array:
@@ -167,24 +169,26 @@ class IndexScores(Op):
     sequences: Sequences
     heads: Array
     dim: Array
-    key_bytes: Array  # per token: dim elements and their scale
+    key_bytes: Array  # per key: dim elements and their scale
+    ratio: Array = 1.0  # positions that one key stands for (compressed attention)
     count: Array = 1.0
     kind: ClassVar[str] = "index_scores"
 
     @property
     def flops(self) -> Array:
         s = self.sequences
-        return 2.0 * s.count * self.heads * self.dim * attended_pairs(s.new, s.past)
+        return 2.0 * s.count * self.heads * self.dim * attended_pairs(s.new, s.past) / self.ratio
 
     @property
     def kv_bytes(self) -> Array:
         s = self.sequences
-        return s.count * self.key_bytes * kv_tokens_read(s.new, s.past)
+        return s.count * self.key_bytes * kv_tokens_read(s.new, s.past) / self.ratio
 
     @property
     def activation_bytes(self) -> Array:
         s = self.sequences
-        return s.count * (s.new * self.heads * self.dim + attended_pairs(s.new, s.past) * ACTIVATION_BYTES)
+        pairs = attended_pairs(s.new, s.past) / self.ratio
+        return s.count * (s.new * self.heads * self.dim + pairs * ACTIVATION_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +315,24 @@ class Collective(Op):
         share = (self.ranks - 1.0) / self.ranks
         factor = {"all_reduce": 2.0 * share, "send": 1.0}.get(self.pattern, share)
         return factor * np.asarray(self.payload_bytes, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Op):
+    """Tokens of attention-data-parallel ranks go to the experts and come back, in the cheapest of several ways.
+
+    Each alternative is a sequence of collectives; whoever prices the op takes the one with the least time.
+    """
+
+    alternatives: tuple[tuple[Collective, ...], ...]
+    count: Array = 1.0
+    kind: ClassVar[str] = "exchange"
+
+    @property
+    def wire_bytes(self) -> Array:
+        """Bytes that each rank must send in the alternative that sends least."""
+        totals = [sum(c.wire_bytes for c in way) for way in self.alternatives]
+        return totals[0] if len(totals) == 1 else np.minimum.reduce(np.broadcast_arrays(*totals))
 
 
 def tiled_attention_io_elements(tokens: Array, head_dim: Array, sram_elements: Array) -> Array:

@@ -1,30 +1,309 @@
-"""The schema of a model YAML: an ordered list of groups of like layers."""
+"""The schema of a model YAML: what the layers are, and in which order they are stored and executed.
+
+    kinds:  {dense: {attention: {...}, ffn: {...}}, moe: {...}}     layers of a kind are alike
+    layers: 3*dense 58*moe                                         groups nest: 10*(5*sliding full) 2*sliding
+
+`layers` may also be a list of layers written out (with `count`), of kinds (`{of: 2*core, loops: 8}`) or both.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, model_validator
 
+from roofline.arrays import Array
+from roofline.errors import InfeasibleError, InputError
 from roofline.layers.attention import AttentionKind
+from roofline.layers.attention.gqa import GQA
 from roofline.layers.ffn import FFNKind
 from roofline.layers.spec import Spec
 from roofline.layers.weight import Weight
+from roofline.ops import ACTIVATION_BYTES, Collective, Elementwise, Gemm, Op
+from roofline.parallel import Plan, padded_vocab
+from roofline.precision import FORMATS, Precision
+from roofline.workload import Sequences
+
+MAX_LAYERS = 4096
+ActiveConvention = Literal["all", "no_embedding", "no_embedding_no_head"]
 
 
-class LayerGroup(Spec):
-    """`count` like layers in a row, executed `loops` times (looped models store once and run often)."""
+class Layer(Spec):
+    """One layer: a mixer (attention, linear attention, state space), a feed-forward block, or either alone."""
 
-    count: int = Field(ge=1)
     attention: AttentionKind | None = None
+    cross: GQA | None = Field(None, description="attention over what an encoder produced")
     ffn: FFNKind | None = None
-    norms: float = Field(2, ge=0, description="norm vectors of width hidden per layer")
-    loops: int = Field(1, ge=1)
+    norms: int | None = Field(None, ge=0, description="norms of width hidden; absent: one per part, one if parallel")
+    parallel: bool = Field(
+        False, description="attention and feed-forward read the same normed row (GPT-J, Falcon, Cohere)"
+    )
+    streams: int | None = Field(None, ge=2, description="residual streams mixed by hyper-connections (DeepSeek-V4)")
+    per_layer_input: int | None = Field(
+        None, ge=1, description="width of a per-layer embedding that is gated in (Gemma 4)"
+    )
+    residual_query: bool = Field(False, description="each part weighs earlier residuals by a learned query (Kimi K3)")
+    loops: int = Field(1, ge=1, description="times that the block holding this layer is executed")
+    loop_cache: Literal["each", "shared"] = Field("each", description="whether every loop keeps its own KV")
+
+    @model_validator(mode="after")
+    def _something(self):
+        if not self.parts:
+            raise ValueError("a layer needs attention or ffn")
+        return self
+
+    @property
+    def parts(self) -> int:
+        """Sublayers with a residual of their own."""
+        return sum(part is not None for part in (self.attention, self.cross, self.ffn))
+
+    @property
+    def norm_count(self) -> int:
+        """Norms of width hidden."""
+        return (1 if self.parallel else self.parts) if self.norms is None else self.norms
+
+    @property
+    def cached_loops(self) -> int:
+        """Executions that keep KV of their own."""
+        return self.loops if self.loop_cache == "each" else 1
 
     def weights(self, hidden: int, norm_params: int) -> list[Weight]:
-        """The weights of one layer."""
-        parts = [p.weights(hidden) for p in (self.attention, self.ffn) if p is not None]
-        return [w for part in parts for w in part] + [Weight("norms", int(self.norms * norm_params), role="norm")]
+        """The weights of one layer; `norm_params` is the size of one norm."""
+        w = [w for part in (self.attention, self.cross, self.ffn) if part is not None for w in part.weights(hidden)]
+        w += [Weight("norms", self.norm_count * norm_params, role="norm")]
+        if self.per_layer_input:
+            p = self.per_layer_input
+            w += [Weight("per_layer.gate", p, hidden, "ffn"), Weight("per_layer.up", hidden, p, "ffn")]
+            w += [Weight("per_layer.norm", norm_params, role="norm")]
+        if self.streams:
+            mixed = (2 + self.streams) * self.streams
+            w += [
+                Weight("streams.mix", mixed, self.streams * hidden, "norm", copies=2),
+                Weight("streams.bias", 2 * (mixed + 3), role="norm"),
+            ]
+        if self.residual_query:
+            w += [Weight("residual_query", 2 * 2 * hidden, role="norm")]
+        return w
+
+    def cache_bytes(self, tokens: Array, plan: Plan, precision: Precision, encoder_tokens: Array = 0.0) -> Array:
+        """Bytes that one sequence of `tokens` keeps on one rank for one layer, all loops together."""
+        held = 0.0 * tokens
+        if self.attention is not None:
+            held = held + self.cached_loops * self.attention.cache_bytes(tokens, plan, precision)
+        if self.cross is not None:
+            held = held + self.cross.cache_bytes(encoder_tokens, plan, precision)
+        return held
+
+    def ops(
+        self,
+        hidden: int,
+        groups: tuple[Sequences, ...],
+        plan: Plan,
+        precision: Precision,
+        encoder_tokens: Array = 0.0,
+    ) -> list[Op]:
+        """The ops of one execution of the layer on one rank, norms and collectives included."""
+        tokens = sum(g.tokens for g in groups)
+        row = ACTIVATION_BYTES * tokens
+        norm = 4.0 * hidden * row  # reads the residual and what is added to it, writes both the sum and the norm
+        out: list[Op] = []
+        if self.attention is not None:
+            out += [Elementwise("attn.norm", norm), *self.attention.ops(hidden, groups, plan, precision)]
+            if plan.tp > 1 and not (self.parallel and self.ffn is not None):
+                out += [Collective("tp.all_reduce", "all_reduce", hidden * row, plan.tp)]
+        if self.cross is not None:
+            out += [Elementwise("cross.norm", norm), *self._cross_ops(hidden, groups, plan, precision, encoder_tokens)]
+        if self.ffn is not None:
+            if not (self.parallel and self.norm_count < self.parts):
+                out += [Elementwise("ffn.norm", norm)]
+            out += self.ffn.ops(hidden, tokens, plan, precision)
+        if self.norm_count > self.parts:
+            out += [
+                Elementwise(
+                    "layer.post_norm", (self.norm_count - self.parts) * norm, kernels=self.norm_count - self.parts
+                )
+            ]
+        if self.per_layer_input:
+            p, fmt = self.per_layer_input, precision.of("ffn")
+            out += [
+                Gemm("per_layer.gate", tokens, p, hidden, fmt),
+                Elementwise("per_layer.multiply", 3.0 * p * row),
+                Gemm("per_layer.up", tokens, hidden, p, fmt),
+                Elementwise("per_layer.norm", norm),
+            ]
+        if self.streams:
+            m = self.streams
+            mix = Gemm("streams.mix", tokens, (2 + m) * m, m * hidden, precision.of("norm"))
+            out += [mix, mix, Elementwise("streams.apply", 2 * 2.0 * m * hidden * row, kernels=2)]
+        return out
+
+    def _cross_ops(self, hidden, groups, plan, precision, encoder_tokens) -> list[Op]:
+        """Attention of new tokens over all encoder tokens, whose keys and values are made once, with the encoder."""
+        seen = tuple(Sequences(g.count, g.new, encoder_tokens - g.new) for g in groups)
+        over_all = self.cross.model_copy(update={"causal": False, "rope": False})
+        ops = over_all.ops(hidden, seen, plan, precision)
+        tokens, q = sum(g.tokens for g in groups), self.cross.heads * self.cross.head_dim / plan.tp
+        ops[0] = Gemm("cross.q", tokens, q, hidden, precision.of("attention"))
+        if plan.tp > 1:
+            ops += [Collective("tp.all_reduce", "all_reduce", hidden * ACTIVATION_BYTES * tokens, plan.tp)]
+        return ops
+
+
+class Run(NamedTuple):
+    """`count` like layers in a row."""
+
+    layer: Layer
+    count: int
+
+
+class Extra(Spec):
+    """A table that belongs to no layer (relative position biases, mixing heads), counted and loaded with the head."""
+
+    name: str
+    n: int = Field(ge=1)
+    k: int = Field(1, ge=1)
+    role: Literal["attention", "ffn", "embed", "norm", "router"] = "norm"
+
+
+class MTP(Spec):
+    """Layers that predict further tokens, stored beside the model and used only to draft."""
+
+    count: int = Field(1, ge=1, description="modules, one per drafted token")
+    layers: tuple[Layer, ...] = Field(min_length=1, description="decoder layers of one module")
+    projection: bool = Field(True, description="a matrix joins hidden state and embedding: 2 h^2")
+    norms: int = Field(3, ge=0, description="norms of width hidden outside the layers")
+    own_vocab: bool = Field(False, description="embedding and head of its own")
+    vocab_stored: bool = Field(True, description="false: the checkpoint leaves the copies of embedding and head out")
+    extra_params: int = Field(0, ge=0, description="parameters of a module that fit nowhere else")
+
+    def weights(self, hidden: int, vocab: int, norm_params: int) -> list[Weight]:
+        """The weights of one module as it runs, with embedding and head where it has its own."""
+        w = [w for layer in self.layers for w in layer.weights(hidden, norm_params)]
+        w += [Weight("mtp.norms", self.norms * norm_params, role="norm")]
+        if self.projection:
+            w += [Weight("mtp.projection", hidden, 2 * hidden, "ffn")]
+        if self.extra_params:
+            w += [Weight("mtp.extra", self.extra_params, role="norm")]
+        if self.own_vocab:
+            w += [
+                Weight("mtp.embedding", vocab, hidden, "embed", cut="n"),
+                Weight("mtp.head", vocab, hidden, "head", cut="n"),
+            ]
+        return w
+
+
+class Published(Spec):
+    """What the publisher says, to hold the derived counts against."""
+
+    params: int = Field(ge=1)
+    note: str = Field("", description="what the published figure contains besides params")
+    active_params: int | None = Field(None, ge=1)
+    active_convention: ActiveConvention = "all"
+    source: str
+
+
+def parse_layers(text: str) -> list[tuple[str, int]]:
+    """Names and run lengths that a layer text stands for.
+
+    >>> parse_layers("2*(3*linear full) moe")
+    [('linear', 3), ('full', 1), ('linear', 3), ('full', 1), ('moe', 1)]
+    """
+    tokens = re.findall(r"\d+\s*\*|[()]|[A-Za-z_][\w.-]*|\S", text)
+    runs, rest = _sequence(tokens, text)
+    if rest:
+        raise ValueError(f"layers: unexpected '{rest[0]}' in '{text[:80]}'")
+    merged = [(name, sum(n for _, n in group)) for name, group in groupby(runs, key=lambda run: run[0])]
+    if not merged or sum(n for _, n in merged) > MAX_LAYERS:
+        raise ValueError(f"layers: '{text[:80]}' must stand for 1 to {MAX_LAYERS} layers")
+    return merged
+
+
+def _sequence(tokens: list[str], text: str) -> tuple[list[tuple[str, int]], list[str]]:
+    runs: list[tuple[str, int]] = []
+    while tokens and tokens[0] != ")":
+        times = 1
+        if tokens[0].endswith("*"):
+            times, tokens = int(tokens[0][:-1]), tokens[1:]
+        if not tokens or times < 1 or times > MAX_LAYERS:
+            raise ValueError(f"layers: a count from 1 to {MAX_LAYERS} and a kind are needed in '{text[:80]}'")
+        head, tokens = tokens[0], tokens[1:]
+        if head == "(":
+            inner, tokens = _sequence(tokens, text)
+            if not tokens:
+                raise ValueError(f"layers: a parenthesis is not closed in '{text[:80]}'")
+            tokens = tokens[1:]
+            if len(inner) * times + len(runs) > MAX_LAYERS:
+                raise ValueError(f"layers: '{text[:80]}' stands for more than {MAX_LAYERS} layers")
+            runs += inner * times
+        elif re.fullmatch(r"[A-Za-z_][\w.-]*", head):
+            runs += [(head, times)]
+        else:
+            raise ValueError(f"layers: unexpected '{head}' in '{text[:80]}'")
+    return runs, tokens
+
+
+def layer_text(names: list[str]) -> str:
+    """The shortest layer text of the kind that specs use, for one name per layer: the inverse of `parse_layers`.
+
+    >>> layer_text(["a", "a", "b", "a", "a", "b", "a"])
+    '2*(2*a b) a'
+    """
+    best = _runs_text(names)
+    for period in range(2, len(names) // 2 + 1):
+        for start in range(min(period, 8)):
+            times = 1
+            while names[start + times * period :][:period] == names[start : start + period]:
+                times += 1
+            if times == 1:
+                continue
+            head, tail = names[:start], names[start + times * period :]
+            text = f"{times}*({layer_text(names[start : start + period])})"
+            text = " ".join(part for part in (_runs_text(head), text, layer_text(tail) if tail else "") if part)
+            if len(text) < len(best):
+                best = text
+    return best
+
+
+def _runs_text(names: list[str]) -> str:
+    runs = [(name, len(list(group))) for name, group in groupby(names)]
+    return " ".join(name if n == 1 else f"{n}*{name}" for name, n in runs)
+
+
+def _runs(value: Any, kinds: dict[str, Layer]) -> list[Run]:
+    """Layers as they are written, as a list of runs."""
+    if isinstance(value, str):
+        found = []
+        for name, count in parse_layers(value):
+            if name not in kinds:
+                raise ValueError(f"layers: no kind is called '{name}'; kinds: {', '.join(kinds) or 'none'}")
+            found += [Run(kinds[name], count)]
+        return found
+    if not isinstance(value, list | tuple):
+        raise ValueError("layers: a text such as '3*dense 58*moe', or a list of layers, is needed")
+    return [run for item in value for run in _item(item, kinds)]
+
+
+def _item(item: Any, kinds: dict[str, Layer]) -> list[Run]:
+    if isinstance(item, Run):
+        return [item]
+    if isinstance(item, Layer):
+        return [Run(item, 1)]
+    if isinstance(item, str):
+        return _runs(item, kinds)
+    if not isinstance(item, dict):
+        raise ValueError(f"layers: {str(item)[:60]!r} is not a layer")
+    if "of" in item:
+        changes = {k: v for k, v in item.items() if k != "of"}
+        if set(changes) - {"loops", "loop_cache"}:
+            raise ValueError("layers: an entry with 'of' takes only loops and loop_cache")
+        return [Run(Layer.model_validate(dict(run.layer) | changes), run.count) for run in _runs(item["of"], kinds)]
+    count = item.get("count", 1)
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_LAYERS:
+        raise ValueError(f"layers: count must be a whole number from 1 to {MAX_LAYERS}, not {str(count)[:40]!r}")
+    return [Run(Layer.model_validate({k: v for k, v in item.items() if k != "count"}), count)]
 
 
 class Model(Spec):
@@ -34,29 +313,246 @@ class Model(Spec):
     aliases: tuple[str, ...] = ()
     hidden: int = Field(ge=1)
     vocab: int = Field(ge=1)
-    layers: tuple[LayerGroup, ...]
+    layers: tuple[Run, ...]
+    encoder: tuple[Run, ...] = Field((), description="layers of an encoder that runs once per prompt")
     tied: bool = Field(False, description="the head is the embedding")
+    head_bias: bool = False
+    positions: int | None = Field(None, ge=1, description="rows of a learned position table")
+    embed_norm: bool = False
+    per_layer_vocab: int | None = Field(None, ge=1, description="rows of the per-layer embedding tables (Gemma 4)")
     norm: Literal["rms", "layer", "layer_no_bias"] = "rms"
-    max_positions: int | None = None
-    native: str = "bf16"
+    extras: tuple[Extra, ...] = ()
+    mtp: MTP | None = None
+    max_positions: int | None = Field(None, ge=1)
+    native: str = Field("bf16", description="precision of the published checkpoint")
+    published: Published | None = None
     source: str = ""
+    notes: tuple[str, ...] = ()
+
+    _stages: dict = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        kinds = data.pop("kinds", None) or {}
+        if not isinstance(kinds, dict):
+            raise ValueError("kinds: a mapping of names to layers is needed")
+        kinds = {str(name): k if isinstance(k, Layer) else Layer.model_validate(k) for name, k in kinds.items()}
+        for field in ("layers", "encoder"):
+            if field in data:
+                data[field] = tuple(_runs(data[field], kinds))
+        mtp = data.get("mtp")
+        if isinstance(mtp, dict) and "layers" in mtp:
+            data["mtp"] = mtp | {"layers": tuple(r.layer for r in _runs(mtp["layers"], kinds) for _ in range(r.count))}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if not self.layers:
+            raise ValueError("layers: at least one is needed")
+        if bool(self.per_layer_vocab) != any(r.layer.per_layer_input for r in self.layers):
+            raise ValueError("per_layer_vocab goes with layers that have per_layer_input")
+        return self
 
     @property
     def norm_params(self) -> int:
         """Parameters of one norm: LayerNorm has a bias."""
         return self.hidden * (2 if self.norm == "layer" else 1)
 
-    @property
-    def params(self) -> int:
-        """Parameters as stored: embedding, layers, final norm, head unless tied."""
-        layers = sum(g.count * sum(w.params for w in g.weights(self.hidden, self.norm_params)) for g in self.layers)
-        return layers + self.vocab * self.hidden * (1 if self.tied else 2) + self.norm_params
+    @cached_property
+    def layer_runs(self) -> tuple[Run, ...]:
+        """Stored layers in order, like ones in a row joined; `run.layer.loops` says how often each is executed."""
+        return tuple(
+            Run(layer, sum(r.count for r in runs)) for layer, runs in groupby(self.layers, key=lambda r: r.layer)
+        )
 
     @property
-    def active_params(self) -> float:
-        """Parameters that one token uses, embedding and head included."""
-        idle = sum(
-            g.count * sum(w.params - w.active_params for w in g.weights(self.hidden, self.norm_params))
-            for g in self.layers
-        )
-        return self.params - idle
+    def stored_layers(self) -> int:
+        """Decoder layers whose weights are stored."""
+        return sum(run.count for run in self.layers)
+
+    @property
+    def executed_layers(self) -> int:
+        """Decoder layers that a token passes: a looped layer counts once per loop."""
+        return sum(run.count * run.layer.loops for run in self.layers)
+
+    # What is stored.
+
+    def _first(self, vocab: int) -> list[Weight]:
+        """Weights that go with the first layer; `vocab` rows as they are stored or padded."""
+        h = self.hidden
+        w = [Weight("embedding", vocab, h, "embed", cut="n")]
+        if self.positions:
+            w += [Weight("positions", self.positions, h, "embed")]
+        if self.embed_norm:
+            w += [Weight("embed_norm", self.norm_params, role="norm")]
+        if self.per_layer_vocab:
+            wide = sum(run.count * (run.layer.per_layer_input or 0) for run in self.layers)
+            p = max(run.layer.per_layer_input or 0 for run in self.layers)
+            w += [
+                Weight("per_layer.embedding", self.per_layer_vocab, wide, "embed", cut="n"),
+                Weight("per_layer.projection", wide, h, "ffn"),
+                Weight("per_layer.projection_norm", p, role="norm"),
+            ]
+        return w
+
+    def _last(self, vocab: int) -> list[Weight]:
+        """Weights that go with the last layer, the head where it is a matrix of its own included."""
+        w = [Weight("final_norm", self.norm_params, role="norm")]
+        w += [] if self.tied else [Weight("head", vocab, self.hidden, "head", cut="n")]
+        w += [Weight("head_bias", vocab, role="head", cut="n")] if self.head_bias else []
+        return w + [Weight(e.name, e.n, e.k, e.role) for e in self.extras]
+
+    def _layer_weights(self, runs: tuple[Run, ...]) -> list[tuple[Weight, int]]:
+        return [(w, r.count) for r in runs for w in r.layer.weights(self.hidden, self.norm_params)]
+
+    def _encoder_weights(self) -> list[tuple[Weight, int]]:
+        norm = [(Weight("encoder.final_norm", self.norm_params, role="norm"), 1)] if self.encoder else []
+        return self._layer_weights(self.encoder) + norm
+
+    @cached_property
+    def _stored(self) -> list[tuple[Weight, int]]:
+        ends = [(w, 1) for w in self._first(self.vocab) + self._last(self.vocab)]
+        return ends + self._encoder_weights() + self._layer_weights(self.layer_runs)
+
+    @cached_property
+    def params(self) -> int:
+        """Parameters as stored: embedding, layers, norms, head unless tied; without MTP modules."""
+        return sum(count * w.params for w, count in self._stored)
+
+    @property
+    def params_embedding(self) -> int:
+        """Parameters of the input embedding table."""
+        return self.vocab * self.hidden
+
+    @property
+    def params_head(self) -> int:
+        """Parameters of the head matrix; 0 where it is the embedding."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    def active_params(self, convention: ActiveConvention = "all") -> int:
+        """Parameters that one token uses.
+
+        Vendors count differently: `all`; `no_embedding` leaves the input table out (a tied table stays: it is the
+        head); `no_embedding_no_head` leaves both out.
+        """
+        active = sum(count * w.active_params for w, count in self._stored)
+        untied = 0 if self.tied else self.params_embedding
+        try:
+            left_out = {
+                "all": 0,
+                "no_embedding": untied,
+                "no_embedding_no_head": self.params_embedding + self.params_head,
+            }
+            return round(active - left_out[convention])
+        except KeyError:
+            raise InputError(
+                f"convention: '{convention}' is not one of all, no_embedding, no_embedding_no_head"
+            ) from None
+
+    @property
+    def params_mtp(self) -> int:
+        """Parameters of all MTP modules as they run, an embedding and head of their own included."""
+        if not self.mtp:
+            return 0
+        return self.mtp.count * sum(w.params for w in self.mtp.weights(self.hidden, self.vocab, self.norm_params))
+
+    @property
+    def params_mtp_stored(self) -> int:
+        """The same as the checkpoint has them: GLM-4.6 and GLM-5 leave the copies of embedding and head out."""
+        if not self.mtp or not self.mtp.own_vocab or self.mtp.vocab_stored:
+            return self.params_mtp
+        return self.params_mtp - self.mtp.count * 2 * self.params_embedding
+
+    # What is where.
+
+    def stage_layers(self, plan: Plan, stage: int | None = None) -> tuple[tuple[Layer, int], ...]:
+        """Layers of one pipeline stage (None: of all) and how often a step EXECUTES each kind, like ones joined."""
+        return tuple((r.layer, r.count * r.layer.loops) for r in self.stage_runs(plan.pp, stage))
+
+    def stage_runs(self, pp: int = 1, stage: int | None = None) -> tuple[Run, ...]:
+        """Kinds of layer that one stage (None: all) STORES, with their counts, in order of first appearance."""
+        if (pp, stage) not in self._stages:
+            start, end = (0, self.stored_layers) if stage is None else stage_bounds(self.stored_layers, pp, stage)
+            counts: dict[Layer, int] = {}
+            at = 0
+            for layer, count in self.layer_runs:
+                inside = min(at + count, end) - max(at, start)
+                if inside > 0:
+                    counts[layer] = counts.get(layer, 0) + inside
+                at += count
+            self._stages[pp, stage] = tuple(Run(layer, n) for layer, n in counts.items())
+        return self._stages[pp, stage]
+
+    def weights_of_stage(self, plan: Plan, stage: int | None = None) -> list[tuple[Weight, int]]:
+        """Weights that a rank of one stage (None: all stages) loads, with their counts; MTP modules are not loaded.
+
+        The vocabulary is padded as engines pad it. The first stage has the embedding (and an encoder), the last the
+        final norm and the head; a tied head is stored again where that is another stage.
+        """
+        vocab = padded_vocab(self.vocab, plan.tp)
+        first, last = stage in (None, 0), stage in (None, plan.pp - 1)
+        out: list[tuple[Weight, int]] = []
+        if first:
+            out += [(w, 1) for w in self._first(vocab)] + self._encoder_weights()
+        out += self._layer_weights(self.stage_runs(plan.pp, stage))
+        if last:
+            out += [(w, 1) for w in self._last(vocab)]
+            if self.tied and plan.pp > 1:
+                out += [(Weight("head", vocab, self.hidden, "head", cut="n"), 1)]
+        return out
+
+    def weight_bytes(self, plan: Plan, precision: Precision, stage: int | None = None) -> Array:
+        """Bytes of the weights of `weights_of_stage` on one rank."""
+        return sum(count * w.bytes_per_rank(plan, precision) for w, count in self.weights_of_stage(plan, stage))
+
+    def kv_bytes_per_sequence(
+        self,
+        tokens: Array,
+        plan: Plan | None = None,
+        precision: Precision | None = None,
+        stage: int | None = None,
+        encoder_tokens: Array = 0.0,
+    ) -> Array:
+        """Bytes that one sequence of `tokens` keeps on one rank of a stage (None: on one rank of every stage together).
+
+        Recurrent state counts in full from the first token on; windowed layers hold at most their window.
+        """
+        plan, precision = plan or Plan(), precision or BF16
+        held = 0.0 * tokens
+        for layer, count in self.stage_runs(plan.pp, stage):
+            held = held + count * layer.cache_bytes(tokens, plan, precision, encoder_tokens)
+        return held
+
+    def kv_bytes_per_token(
+        self, plan: Plan | None = None, precision: Precision | None = None, stage: int | None = None
+    ) -> float:
+        """Bytes by which the cache of a long sequence grows with each token: full windows and states do not count."""
+        long = 2.0**30
+        twice, once = (self.kv_bytes_per_sequence(n * long, plan, precision, stage) for n in (2.0, 1.0))
+        return float(twice - once) / long
+
+
+BF16 = Precision("bf16", default=FORMATS["bf16"], kv=FORMATS["bf16"])
+
+
+def stage_bounds(layers: int, pp: int, stage: int) -> tuple[int, int]:
+    """First layer of a pipeline stage and the one after its last.
+
+    Every stage gets layers // pp; of what is left, one each goes to the stages before the last, from the back.
+
+    Source: vLLM get_pp_indices (vllm/distributed/utils.py)
+
+    >>> [stage_bounds(61, 4, s) for s in range(4)], stage_bounds(32, 4, 3)
+    ([(0, 15), (15, 30), (30, 46), (46, 61)], (24, 32))
+    """
+    if not 0 <= stage < pp:
+        raise InputError(f"stage: {stage} is not one of 0 to {pp - 1}")
+    if pp > layers:
+        raise InfeasibleError(f"pp: {pp} stages, but only {layers} layers")
+    each, left = divmod(layers, pp)
+    sizes = [each + (1 if pp - 1 - left <= i < pp - 1 else 0) for i in range(pp)]
+    return sum(sizes[:stage]), sum(sizes[: stage + 1])

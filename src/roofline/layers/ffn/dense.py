@@ -33,15 +33,20 @@ class Dense(Spec):
         return w
 
     def ops(self, hidden: int, tokens: Array, plan: Plan, precision: Precision) -> list[Op]:
-        width, fmt = heads_per_rank(self.width, plan.tp, "feed-forward columns"), precision.of("ffn")
-        static, row = precision.static_activation_scales, ACTIVATION_BYTES * tokens
-        wide = 2 if self.gated else 1
-        out: list[Op] = [
-            Elementwise("ffn.norm", 4.0 * hidden * row),
-            Gemm("ffn.up", tokens, wide * width, hidden, fmt, static_scales=static),
-            Elementwise("ffn.activation", (wide + 1.0) * width * row),
-            Gemm("ffn.down", tokens, hidden, width, fmt, static_scales=static),
-        ]
+        out = gated_pair("ffn", self.width, self.gated, hidden, tokens, plan.tp, precision, "ffn")
         if plan.tp > 1:
-            out += [Collective("tp.all_reduce", "all_reduce", hidden * row, plan.tp)]
+            out += [Collective("tp.all_reduce", "all_reduce", hidden * ACTIVATION_BYTES * tokens, plan.tp)]
         return out
+
+
+def gated_pair(
+    name: str, width: int, gated: bool, hidden: int, tokens: Array, tp: int, precision: Precision, role: str
+) -> list[Op]:
+    """Up product, activation, down product: a dense block, or the shared expert of a mixture."""
+    inner, fmt = heads_per_rank(width, tp, "feed-forward columns"), precision.of(role)
+    static, wide = precision.static_activation_scales, 2 if gated else 1
+    return [
+        Gemm(f"{name}.up", tokens, wide * inner, hidden, fmt, static_scales=static),
+        Elementwise(f"{name}.activation", (wide + 1.0) * inner * ACTIVATION_BYTES * tokens),
+        Gemm(f"{name}.down", tokens, hidden, inner, fmt, static_scales=static),
+    ]
