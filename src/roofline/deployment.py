@@ -1,0 +1,122 @@
+"""One replica: a model in some formats, cut over some devices, run by an engine. It can say how long a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.errors import InfeasibleError
+from roofline.forward import step_ops
+from roofline.machine import Machine, machine
+from roofline.parallel import Plan
+from roofline.precision import Format, Precision, precision_named
+from roofline.specs.engine import Engine, engine_named
+from roofline.specs.hardware import Accelerator
+from roofline.specs.library import hardware
+from roofline.specs.model import Model
+from roofline.specs.refs import load_model
+from roofline.step import StepTime, compose
+from roofline.workload import Sequences, decode, prefill
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A replica of `model` on `plan.gpus` of `accelerator`, under `engine`."""
+
+    model: Model
+    accelerator: Accelerator
+    plan: Plan
+    precision: Precision
+    engine: Engine
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Numeric view of accelerator and engine."""
+        return machine(self.accelerator, self.engine)
+
+    def step(self, *groups: Sequences, stage: int | None = None) -> StepTime:
+        """The time of one engine step over `groups` (counts of the whole replica).
+
+        With pipeline stages this is the latency of one pass through all of them, unless `stage` names one.
+        """
+        ops = step_ops(self.model, groups, self.plan, self.precision, stage)
+        times = self.machine.op_times(ops)
+        profile = self.engine.step
+        return compose(times, schedule=profile.schedule, host_gap_s=profile.host_gap_s)
+
+    def decode_step(self, batch: Array, context: Array) -> StepTime:
+        """One new token for each of `batch` sequences at `context` cached tokens.
+
+        Over pp stages the batch runs as pp micro-batches, and a token comes out when its own has passed every stage:
+        the pass takes the sum of the stages, or pp times the slowest where that is longer (the others wait for it).
+        """
+        return self.pipelined(lambda micro: (decode(micro, context),), batch)
+
+    def prefill_step(self, batch: Array, isl: Array, cached: Array = 0.0) -> StepTime:
+        """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, in one pass."""
+        return self.step(prefill(batch, isl, cached))
+
+    def pipelined(self, groups: Callable[[Array], tuple[Sequences, ...]], batch: Array) -> StepTime:
+        """The round trip of one of pp micro-batches; `groups` turns its size into what it works on."""
+        pp = self.plan.pp
+        if pp == 1:
+            return self.step(*groups(batch))
+        micro = np.maximum(np.asarray(batch, float) / pp, np.minimum(batch, 1.0))
+        whole = self.step(*groups(micro))
+        slowest = np.max([self.step(*groups(micro), stage=s).total_s for s in range(pp)], axis=0)
+        waiting = np.maximum(pp * slowest / whole.total_s, 1.0)
+        return replace(whole, total_s=whole.total_s * waiting, scale=whole.scale * waiting)
+
+    def with_(self, **changes) -> Deployment:
+        """The same replica with some fields changed."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        kv = "" if self.precision.kv.name == "bf16" else f", {self.precision.kv.name} KV"
+        plan = "" if self.plan.gpus == 1 else f" ({self.plan})"
+        return (
+            f"{self.model.name} {self.precision.name}{kv} on {self.plan.gpus} x {self.accelerator.name}{plan}, "
+            f"{self.engine.name}"
+        )
+
+
+def deployment(
+    model: str | Path | Model,
+    hw: str | Path | Accelerator,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    cp: int = 1,
+    weights: str | Precision | None = None,
+    kv: str | Format | None = None,
+    engine: str | Engine = "vllm",
+    specs: str | Path | None = None,
+) -> Deployment:
+    """The replica that these names describe.
+
+    Args:     model: library name or alias, config.json, model folder, GGUF file, spec YAML or Hub id; hw: library name
+              or YAML; tp, pp, ep, dp, cp: see `Plan`; weights: precision or format name, None: as the checkpoint is;
+              kv: KV format, None or "auto": what the engine does by default; engine: profile name
+    Errors:   UnknownNameError with the nearest names; UnsupportedError; InfeasibleError where the plan cannot be cut
+    """
+    precision = None
+    if isinstance(model, Model):
+        parsed = model
+    else:
+        loaded = load_model(model, specs=specs)
+        parsed, precision = loaded.model, loaded.precision
+    accelerator = hw if isinstance(hw, Accelerator) else hardware(hw, specs=specs)
+    if weights is not None or precision is None:
+        precision = precision_named(weights or parsed.native)
+    profile = engine if isinstance(engine, Engine) else engine_named(engine)
+    chosen = Deployment(parsed, accelerator, Plan(tp, pp, ep, dp, cp), precision.with_kv(kv), profile)
+    if chosen.plan.pp > sum(count for _, count in parsed.stage_layers(Plan(), None)):
+        raise InfeasibleError(f"pp: {pp} stages, but {parsed.name} has fewer layers")
+    return chosen

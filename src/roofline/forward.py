@@ -1,0 +1,80 @@
+"""The ops of one step on the busiest rank: what a model, a step and a plan come to, as a list of shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.ops import ACTIVATION_BYTES, Collective, Elementwise, Gemm, Op
+from roofline.parallel import Plan, padded_vocab
+from roofline.precision import Precision
+from roofline.specs.model import Model
+from roofline.workload import Sequences
+
+
+def on_rank(group: Sequences, plan: Plan) -> Sequences:
+    """The share of a group that the busiest rank works on.
+
+    Attention data parallelism deals whole sequences out, at least one to the busiest rank. Context parallelism cuts a
+    prompt's new tokens so that each rank attends to the same number of pairs (zig-zag), and a decode's past tokens.
+
+    Formula:  dp: max(count / dp, min(count, 1)); cp, prompts: new' = new / cp, past' = past + (new - new') / 2;
+              cp, few new tokens: past' = past / cp
+    Source:   derivation: with these, pairs' = pairs / cp up to rounding
+    """
+    count = group.count
+    if plan.dp > 1:
+        count = np.maximum(np.asarray(count, float) / plan.dp, np.minimum(count, 1.0))
+    if plan.cp == 1:
+        return replace(group, count=count)
+    prompt = np.asarray(group.new, float) >= plan.cp
+    new = np.where(prompt, np.asarray(group.new, float) / plan.cp, group.new)
+    past = np.where(prompt, group.past + (group.new - new) / 2.0, np.asarray(group.past, float) / plan.cp)
+    return Sequences(count, new, past, group.logits)
+
+
+def step_ops(
+    model: Model, groups: tuple[Sequences, ...], plan: Plan, precision: Precision, stage: int | None = None
+) -> list[Op]:
+    """The ops that the busiest rank executes for one step, in order; `count` says how many layers do the same.
+
+    Args:     groups: what the whole replica works on in this step; stage: one pipeline stage, or None for all of them
+              one after the other (the latency of a pass)
+    Returns:  list of Op
+    Errors:   InfeasibleError where heads, experts or vocabulary cannot be cut as the plan says
+    """
+    groups = tuple(on_rank(g, plan) for g in groups)
+    tokens = sum(g.tokens for g in groups)
+    logits = sum(g.count * g.logits for g in groups)
+    first, last = stage in (None, 0), stage in (None, plan.pp - 1)
+    ops: list[Op] = []
+    if first:
+        ops += [Elementwise("embed", 2.0 * ACTIVATION_BYTES * tokens * model.hidden)]
+    for layer, count in model.stage_layers(plan, stage):
+        ops += [replace(op, count=op.count * count) for op in layer.ops(model.hidden, groups, plan, precision)]
+    ops += _handover(model, tokens, plan, stage)
+    if last:
+        ops += head_ops(model, logits, plan, precision)
+    return ops
+
+
+def head_ops(model: Model, logits: Array, plan: Plan, precision: Precision) -> list[Op]:
+    """Final norm, the product with the vocabulary and, over tensor-parallel ranks, gathering the logits."""
+    rows = padded_vocab(model.vocab, plan.tp) / plan.tp
+    ops: list[Op] = [
+        Elementwise("head.norm", 4.0 * ACTIVATION_BYTES * logits * model.hidden),
+        Gemm("lm_head", logits, rows, model.hidden, precision.of("head")),
+    ]
+    if plan.tp > 1:
+        ops += [Collective("head.gather", "all_gather", ACTIVATION_BYTES * logits * model.vocab, plan.tp)]
+    return ops
+
+
+def _handover(model: Model, tokens: Array, plan: Plan, stage: int | None) -> list[Op]:
+    """Activations sent from each pipeline stage to the next."""
+    hops = plan.pp - 1 if stage is None else int(stage < plan.pp - 1)
+    if not hops:
+        return []
+    return [Collective("pp.send", "send", ACTIVATION_BYTES * tokens * model.hidden, 2, count=hops)]

@@ -1,0 +1,96 @@
+"""An accelerator under an engine, as the kernel models see it: peaks, links, and the constants of each kind of kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.kernels.chip import Chip
+from roofline.kernels.times import OpTime
+from roofline.ops import Collective, Op
+from roofline.precision import Format
+from roofline.specs.engine import Engine
+from roofline.specs.hardware import BLOCK_SCALED, Accelerator
+
+ATTENTION_FORMAT = "bf16"  # queries and probabilities are 16 bits wide whatever the cache is
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Numeric view of an accelerator and an engine."""
+
+    accelerator: Accelerator
+    engine: Engine
+    chip: Chip
+
+    def matmul_flops_per_s(self, fmt: Format) -> float:
+        """Peak of a matmul with weights of `fmt` [FLOP/s].
+
+        Weight-only formats multiply in 16 bits; a format that the matrix unit lacks is widened, never narrowed.
+        """
+        return self.accelerator.peak_flops_per_s(self.operand(fmt))
+
+    def operand(self, fmt: Format) -> str:
+        """The compute format of the operands of a matmul with weights of `fmt`."""
+        if fmt.act_bits >= 16 and fmt.bits < 16:
+            return "bf16"
+        return fmt.name if fmt.name in BLOCK_SCALED else fmt.matmul
+
+    def peak_flops_per_s(self, op: Op) -> float:
+        """Peak of the arithmetic that an op is made of [FLOP/s]."""
+        if op.kind in ("gemm", "experts"):
+            return self.matmul_flops_per_s(op.weight)
+        if op.kind == "index_scores":
+            return self.accelerator.peak_flops_per_s("fp8")
+        if op.kind == "latent_attention" and self.accelerator.is_native(op.kv.matmul):
+            return self.accelerator.peak_flops_per_s(op.kv.matmul)
+        return self.accelerator.peak_flops_per_s(ATTENTION_FORMAT)
+
+    def link_bytes_per_s(self, op: Collective) -> float:
+        """Bandwidth of a rank's links for a collective, one direction [B/s].
+
+        Ranks beyond the scale-up domain talk over the network between nodes; where no network is on record, over the
+        host link.
+        """
+        a = self.accelerator
+        inside = op.ranks <= a.domain and not op.across_nodes
+        link = a.link_bytes_per_s if inside else (a.scale_out_bytes_per_s or a.host_bytes_per_s)
+        return link or a.bandwidth_bytes_per_s
+
+    def datasheet(self, op: Op) -> OpTime:
+        """The roofline of one op: the longest of its FLOPs, bytes and wire bytes at datasheet peaks.
+
+        Source: Williams, Waterman, Patterson 2009
+        """
+        compute = op.flops / self.peak_flops_per_s(op)
+        memory = op.bytes / self.chip.bandwidth_bytes_per_s
+        network = self.wire_s(op)
+        total = np.maximum(np.maximum(compute, memory), network)
+        return OpTime(op, compute, memory, network, 0.0, total, total, total, "datasheet")
+
+    def wire_s(self, op: Op) -> Array:
+        """Seconds that a collective's bytes take at link bandwidth; of an exchange, in its quickest way."""
+        if op.kind == "collective":
+            return op.wire_bytes / self.link_bytes_per_s(op)
+        if op.kind == "exchange":
+            return reduce(np.minimum, [sum(self.wire_s(c) for c in way) for way in op.alternatives])
+        return 0.0
+
+    def op_times(self, ops: list[Op]) -> list[OpTime]:
+        """The times of the ops of a step, in order; small kernels that the engine fuses are left out."""
+        return [self.datasheet(op) for op in ops if op.kind != "elementwise"]
+
+
+def machine(accelerator: Accelerator, engine: Engine) -> Machine:
+    """The machine that an accelerator is under an engine."""
+    chip = Chip(
+        bandwidth_bytes_per_s=accelerator.bandwidth_bytes_per_s,
+        sms=float(accelerator.sms),
+        l2_bytes=accelerator.l2_bytes,
+        link_bytes_per_s=accelerator.link_bytes_per_s or 0.0,
+        pair_bytes_per_s=accelerator.pair_bytes_per_s or 0.0,
+    )
+    return Machine(accelerator, engine, chip)
