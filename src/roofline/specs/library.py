@@ -85,15 +85,24 @@ def locate(kind: str, name: str | os.PathLike, specs: str | os.PathLike | None =
         return Path(name)
     if not isinstance(name, str):
         raise InputError(f"a {kind} is named by text, not {name!r}")
-    key = canonical(name)
     roots = _roots(kind, specs)
+    asked = (name, tuple(roots))
+    state = tuple(_folder_stamps(root) for root in roots[:-1])  # shipped folders hold still, a user's may not
+    path, known_stamp, known_state = _located.get(asked, (None, 0, ()))
+    if path and state == known_state and _stamp(path) == known_stamp:
+        return path
+    key = canonical(name)
     for root in roots:
         files = _files(root)
         path = files.get(key) or files.get(_aliases(root).get(key, ""))
         if path:
+            _located[asked] = (path, _stamp(path), state)
             return path
     known = {*names(kind, specs), *aliases(kind, specs)}
     raise UnknownNameError(kind, name[:80], sorted(known), hint=f"see 'roofline list {kind}'")
+
+
+_located: dict[tuple, tuple[Path, int, tuple]] = {}  # what was asked -> file, its stamp, stamps of the user's folders
 
 
 def find(kind: str, name: str | os.PathLike, specs: str | os.PathLike | None = None) -> dict[str, Any]:
@@ -146,7 +155,7 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"there is no file '{path}'") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
         raise SpecError(f"cannot read '{path}': {error}") from None
     return parse_yaml(text, where=path.name)
 
@@ -204,7 +213,7 @@ def _roots(kind: str, specs: str | os.PathLike | None) -> list[Path]:
 
 def _files(root: Path) -> dict[str, Path]:
     """Name -> file, one folder below `root`. The listing is kept as long as no folder changed."""
-    return _listing(root, tuple(folder.stat().st_mtime_ns for folder in _folders(root)))
+    return _listing(root, _folder_stamps(root))
 
 
 @lru_cache(maxsize=32)
@@ -216,6 +225,10 @@ def _listing(root: Path, _changed: tuple[int, ...]) -> dict[str, Path]:
             if other != path:
                 raise SpecError(f"two specs are called '{path.stem}': {other} and {path}")
     return files
+
+
+def _folder_stamps(root: Path) -> tuple[int, ...]:
+    return tuple(folder.stat().st_mtime_ns for folder in _folders(root))
 
 
 def _folders(root: Path) -> list[Path]:
@@ -252,8 +265,8 @@ def head_aliases(path: Path) -> Iterator[str]:
 
 def _stamp(path: Path) -> int:
     try:
-        return path.stat().st_mtime_ns
-    except OSError:
+        return os.stat(path).st_mtime_ns
+    except (OSError, ValueError):
         return 0  # read_yaml says what is wrong
 
 
