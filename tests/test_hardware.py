@@ -122,7 +122,7 @@ def test_names_used_in_the_data_are_understood():
 
 
 @pytest.mark.parametrize(
-    "name, fmt, ridge",  # FLOP/B, facts/hardware.md, trap 13; H100 also seed figure A09 (295.2 from 989 and 3.35)
+    "name, fmt, ridge",  # FLOP/B, datasheet peak over bandwidth by hand; H100 is also seed figure A09
     [("h100-sxm", "bf16", 295), ("h200-sxm", "bf16", 206), ("b200-sxm", "bf16", 293), ("gb200", "bf16", 312),
      ("mi300x", "bf16", 247), ("mi325x", "bf16", 218), ("mi355x", "bf16", 315), ("a100-sxm", "bf16", 153),
      ("l4", "bf16", 403), ("l40s", "bf16", 419), ("t4", "fp16", 203), ("rtx-4090", "bf16", 164),
@@ -133,7 +133,7 @@ def test_ridge_points(name, fmt, ridge):
 
 
 @pytest.mark.parametrize(
-    "name, fmt, flop_per_clk, tol",  # cores x FLOP/clk x clock, vendor microarchitecture; facts/hardware.md
+    "name, fmt, flop_per_clk, tol",  # cores x FLOP/clk x clock, vendor microarchitecture papers
     [("v100-sxm-32gb", "fp16", 1024, 0.005), ("a100-sxm", "bf16", 2048, 0.001), ("h100-sxm", "bf16", 4096, 0.001),
      ("a40", "bf16", 1024, 0.001), ("l4", "bf16", 1024, 0.005), ("l40s", "bf16", 1024, 0.015),
      ("rtx-4090", "bf16", 512, 0.001), ("rtx-5090", "bf16", 512, 0.001), ("mi300x", "bf16", 2048, 0.001),
@@ -191,7 +191,7 @@ def test_seed_figure_a02_bandwidth_of_an_h100():
 
 
 @pytest.mark.parametrize(
-    "name, fmt, headline",  # marketing figures with 2:4 sparsity or per superchip; facts/hardware.md, trap 1 and 9
+    "name, fmt, headline",  # marketing figures with 2:4 sparsity or per superchip
     [("h100-sxm", "bf16", 1979e12), ("h100-sxm", "fp8", 3958e12), ("l4", "bf16", 242e12), ("l40s", "bf16", 733e12),
      ("b200-sxm", "bf16", 4500e12), ("b200-sxm", "fp8", 9000e12), ("b200-sxm", "fp4", 18000e12),
      ("rtx-4090", "fp16", 330e12), ("gb10", "fp4", 1000e12), ("jetson-thor", "fp4", 2070e12),
