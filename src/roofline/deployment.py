@@ -14,6 +14,7 @@ from roofline.errors import InfeasibleError
 from roofline.forward import step_ops
 from roofline.machine import Machine, machine
 from roofline.parallel import Plan
+from roofline.pricing import op_times
 from roofline.precision import Format, Precision, precision_named
 from roofline.specs.engine import Engine, engine_named
 from roofline.specs.hardware import Accelerator
@@ -45,7 +46,7 @@ class Deployment:
         With pipeline stages this is the latency of one pass through all of them, unless `stage` names one.
         """
         ops = step_ops(self.model, groups, self.plan, self.precision, stage)
-        times = self.machine.op_times(ops)
+        times = op_times(ops, self.machine, self.plan)
         profile = self.engine.step
         return compose(times, schedule=profile.schedule, host_gap_s=profile.host_gap_s)
 

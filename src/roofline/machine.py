@@ -1,4 +1,4 @@
-"""An accelerator under an engine, as the kernel models see it: peaks, links, and the constants of each kind of kernel."""
+"""An accelerator under an engine, as the kernel models see it: peaks, links, and the roofline of one op."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ class Machine:
     accelerator: Accelerator
     engine: Engine
     chip: Chip
+
+    @property
+    def stack(self) -> str:
+        """The engine as kernel tables name it."""
+        return {"tensorrt-llm": "trtllm"}.get(self.engine.name, self.engine.name)
 
     def matmul_flops_per_s(self, fmt: Format) -> float:
         """Peak of a matmul with weights of `fmt` [FLOP/s].
@@ -78,10 +83,6 @@ class Machine:
         if op.kind == "exchange":
             return reduce(np.minimum, [sum(self.wire_s(c) for c in way) for way in op.alternatives])
         return 0.0
-
-    def op_times(self, ops: list[Op]) -> list[OpTime]:
-        """The times of the ops of a step, in order; small kernels that the engine fuses are left out."""
-        return [self.datasheet(op) for op in ops if op.kind != "elementwise"]
 
 
 def machine(accelerator: Accelerator, engine: Engine) -> Machine:

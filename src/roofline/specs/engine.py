@@ -114,6 +114,7 @@ class MemoryProfile(Block):
 class StepProfile(Block):
     """What an engine adds to the kernels of a step, and how it lets them follow one another."""
 
+    kernels: Literal["calibrated", "datasheet"] = Field("calibrated", description="what an op costs: see roofline.pricing")
     schedule: Literal["serial", "overlapped", "megakernel"] = "serial"
     cuda_graphs: bool = Field(True, description="decode steps are replayed graphs: no launch gap between kernels")
     small_kernel_s: Seconds | Literal[0] = Field(0, description="fixed time of a small kernel (norm, rope, ...)")
