@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -45,7 +46,9 @@ class Layer(Spec):
     per_layer_input: int | None = Field(
         None, ge=1, description="width of a per-layer embedding that is gated in (Gemma 4)"
     )
-    residual_query: bool = Field(False, description="each part weighs earlier residuals by a learned query (Kimi K3)")
+    input_projection: bool = Field(
+        False, description="a square matrix before the layer (into or out of a looped block)"
+    )
     loops: int = Field(1, ge=1, description="times that the block holding this layer is executed")
     loop_cache: Literal["each", "shared"] = Field("each", description="whether every loop keeps its own KV")
 
@@ -84,8 +87,8 @@ class Layer(Spec):
                 Weight("streams.mix", mixed, self.streams * hidden, "norm", copies=2),
                 Weight("streams.bias", 2 * (mixed + 3), role="norm"),
             ]
-        if self.residual_query:
-            w += [Weight("residual_query", 2 * 2 * hidden, role="norm")]
+        if self.input_projection:
+            w += [Weight("input_projection", hidden, hidden, "ffn")]
         return w
 
     def cache_bytes(self, tokens: Array, plan: Plan, precision: Precision, encoder_tokens: Array = 0.0) -> Array:
@@ -110,6 +113,8 @@ class Layer(Spec):
         row = ACTIVATION_BYTES * tokens
         norm = 4.0 * hidden * row  # reads the residual and what is added to it, writes both the sum and the norm
         out: list[Op] = []
+        if self.input_projection:
+            out += [Gemm("layer.input", tokens, hidden, hidden, precision.of("ffn"))]
         if self.attention is not None:
             out += [Elementwise("attn.norm", norm), *self.attention.ops(hidden, groups, plan, precision)]
             if plan.tp > 1 and not (self.parallel and self.ffn is not None):
@@ -195,6 +200,15 @@ class MTP(Spec):
         return w
 
 
+class Vision(Spec):
+    """The vision tower and projector of a multimodal model: loaded, but not executed in the cost model."""
+
+    params: int = Field(ge=1, description="parameters as loaded, on the first pipeline stage, cut over tp")
+    image_tokens: int = Field(0, ge=0, description="tokens of the largest image that the model takes; 0: not known")
+    image_values: int = Field(0, ge=0, description="pixel values that the tower gets for that image")
+    source: str = ""
+
+
 class Published(Spec):
     """What the publisher says, to hold the derived counts against."""
 
@@ -245,29 +259,32 @@ def _sequence(tokens: list[str], text: str) -> tuple[list[tuple[str, int]], list
     return runs, tokens
 
 
-def layer_text(names: list[str]) -> str:
-    """The shortest layer text of the kind that specs use, for one name per layer: the inverse of `parse_layers`.
+def layer_text(names: Sequence[str]) -> str:
+    """A short layer text for one name per layer: the inverse of `parse_layers`.
 
     >>> layer_text(["a", "a", "b", "a", "a", "b", "a"])
     '2*(2*a b) a'
     """
+    return _shortest(tuple(names))
+
+
+@lru_cache(maxsize=4096)
+def _shortest(names: tuple[str, ...]) -> str:
+    """Of the plain runs, and each way to begin with some layers, a repeated group and a rest: the shortest text."""
     best = _runs_text(names)
     for period in range(2, len(names) // 2 + 1):
-        for start in range(min(period, 8)):
-            times = 1
-            while names[start + times * period :][:period] == names[start : start + period]:
+        for start in range(min(period, len(names) - 2 * period + 1)):
+            group, times = names[start : start + period], 1
+            while names[start + times * period : start + (times + 1) * period] == group:
                 times += 1
-            if times == 1:
-                continue
-            head, tail = names[:start], names[start + times * period :]
-            text = f"{times}*({layer_text(names[start : start + period])})"
-            text = " ".join(part for part in (_runs_text(head), text, layer_text(tail) if tail else "") if part)
-            if len(text) < len(best):
-                best = text
+            if times > 1:
+                rest = names[start + times * period :]
+                parts = (_runs_text(names[:start]), f"{times}*({_shortest(group)})", _shortest(rest))
+                best = min(best, " ".join(part for part in parts if part), key=len)
     return best
 
 
-def _runs_text(names: list[str]) -> str:
+def _runs_text(names: tuple[str, ...]) -> str:
     runs = [(name, len(list(group))) for name, group in groupby(names)]
     return " ".join(name if n == 1 else f"{n}*{name}" for name, n in runs)
 
@@ -323,6 +340,7 @@ class Model(Spec):
     norm: Literal["rms", "layer", "layer_no_bias"] = "rms"
     extras: tuple[Extra, ...] = ()
     mtp: MTP | None = None
+    vision: Vision | None = None
     max_positions: int | None = Field(None, ge=1)
     native: str = Field("bf16", description="precision of the published checkpoint")
     published: Published | None = None
@@ -493,12 +511,16 @@ class Model(Spec):
         The vocabulary is padded as engines pad it. The first stage has the embedding (and an encoder), the last the
         final norm and the head; a tied head is stored again where that is another stage.
         """
+        layers = self._layer_weights(self.stage_runs(plan.pp, stage))
+        return self.weights_around_layers(plan, stage) + layers
+
+    def weights_around_layers(self, plan: Plan, stage: int | None = None) -> list[tuple[Weight, int]]:
+        """Those of `weights_of_stage` that belong to no decoder layer: embedding, encoder, final norm, head."""
         vocab = padded_vocab(self.vocab, plan.tp)
         first, last = stage in (None, 0), stage in (None, plan.pp - 1)
         out: list[tuple[Weight, int]] = []
         if first:
             out += [(w, 1) for w in self._first(vocab)] + self._encoder_weights()
-        out += self._layer_weights(self.stage_runs(plan.pp, stage))
         if last:
             out += [(w, 1) for w in self._last(vocab)]
             if self.tied and plan.pp > 1:

@@ -36,6 +36,7 @@ class GQA(Spec):
     )
     qk_norm_params: bool = Field(True, description="false: the norm has no weight (Llama 4)")
     rope: bool = Field(True, description="false: no rotary kernel (NoPE layers, learned or ALiBi positions)")
+    rope_scale: float = Field(1.0, ge=1, description="linear scaling: the rotary table has that many times the rows")
     sinks: bool = Field(False, description="one learned logit per head (gpt-oss)")
     output_gate: Literal["none", "full", "head"] = Field(
         "none", description="gate on the attention output, per element or head"
