@@ -82,6 +82,7 @@ FORMATS: Mapping[str, Format] = _formats(
     Format("nvfp4", 4, "fp4", 4.5, 8, (1, 16), note="16 elements share an e4m3 scale"),
     Format("mxfp4", 4, "bf16", 16, 8, (1, 32), note="32 elements share an e8m0 scale, 16-bit activations"),
     Format("mxfp4_mxfp8", 4, "fp8", 8.25, 8, (1, 32), note="MXFP4 weights, MXFP8 activations"),
+    Format("mxfp4_w4a4", 4, "fp4", 4.25, 8, (1, 32), note="MXFP4 weights and activations"),
     Format("nvfp4_w4a16", 4, "bf16", 16, 8, (1, 16), note="NVFP4 weights, 16-bit activations"),
     Format("nf4", 4, "bf16", 16, 32, (1, 64), note="bitsandbytes 4 bit, one fp32 absmax per 64"),
     Format("nf4_double", 4, "bf16", 16, 8.125, (1, 64), note="the absmax itself in 8 bits, one fp32 per 256 of them"),
