@@ -1,0 +1,1 @@
+"""Steady state of a replica and of a fleet: batching, caches, queues, pools."""

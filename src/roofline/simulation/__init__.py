@@ -1,0 +1,38 @@
+"""Replays request traces through replicas: what closed forms of serving cannot say.
+
+`simulate(trace, Pool(costs, scheduler))` jumps from event to event, not from step to step.
+"""
+
+from roofline.simulation.costs import StepCosts, tabulate
+from roofline.simulation.engine import Link, Pool, simulate
+from roofline.simulation.result import Result, Span
+from roofline.simulation.routing import CacheAware, FreshWarm, LeastLoaded, RoundRobin
+from roofline.simulation.scheduler import Scheduler, sglang, static, tensorrt_llm, vllm
+from roofline.simulation.trace import Trace, bursty, closed_loop, constant, multi_turn, poisson, read_trace, write_trace
+
+__all__ = [
+    "CacheAware",
+    "FreshWarm",
+    "LeastLoaded",
+    "Link",
+    "Pool",
+    "Result",
+    "RoundRobin",
+    "Scheduler",
+    "Span",
+    "StepCosts",
+    "Trace",
+    "bursty",
+    "closed_loop",
+    "constant",
+    "multi_turn",
+    "poisson",
+    "read_trace",
+    "sglang",
+    "simulate",
+    "static",
+    "tabulate",
+    "tensorrt_llm",
+    "vllm",
+    "write_trace",
+]
