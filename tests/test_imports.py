@@ -26,7 +26,7 @@ FLOORS = [
     {"deployment"},
     {"regimes", "economics"},
     {"serving", "speculative", "simulation"},
-    {"estimates"},
+    {"estimates", "explain", "display"},
     {"sweeps"},
     {"planner", "levers"},
     {"calibration", "validation", "measure", "report"},

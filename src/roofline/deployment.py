@@ -13,9 +13,10 @@ from roofline.arrays import Array
 from roofline.errors import InfeasibleError
 from roofline.forward import step_ops
 from roofline.machine import Machine, machine
+from roofline.memory import Footprint, footprint
 from roofline.parallel import Plan
-from roofline.pricing import op_times
 from roofline.precision import Format, Precision, precision_named
+from roofline.pricing import op_times
 from roofline.specs.engine import Engine, engine_named
 from roofline.specs.hardware import Accelerator
 from roofline.specs.library import hardware
@@ -72,6 +73,10 @@ class Deployment:
         slowest = np.max([self.step(*groups(micro), stage=s).total_s for s in range(pp)], axis=0)
         waiting = np.maximum(pp * slowest / whole.total_s, 1.0)
         return replace(whole, total_s=whole.total_s * waiting, scale=whole.scale * waiting)
+
+    def footprint(self, length: Array) -> Footprint:
+        """The memory table of every stage, and how many requests of `length` tokens are cached together."""
+        return footprint(self.model, self.accelerator, self.plan, self.precision, self.engine, length)
 
     def with_(self, **changes) -> Deployment:
         """The same replica with some fields changed."""

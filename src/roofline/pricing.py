@@ -59,10 +59,10 @@ def _shape(op: Op) -> tuple[int, ...]:
     return np.broadcast_shapes(np.shape(op.flops), np.shape(op.bytes), np.shape(op.wire_bytes))
 
 
-def stacked(values: list[Array]) -> Array:
-    """One array with a leading axis over ops from values that broadcast."""
+def stacked(values: list[Array], ndim: int) -> Array:
+    """One array with a leading axis over ops, and `ndim` axes after it, from values that broadcast."""
     if all(np.ndim(v) == 0 for v in values):
-        return np.array(values, float)
+        return np.array(values, float).reshape((len(values),) + (1,) * ndim)
     return np.stack(np.broadcast_arrays(*values))
 
 
@@ -91,9 +91,7 @@ def table_format(fmt: Format, machine: Machine) -> str:
     return "w8a16" if fmt.bits > 6 else "w4a16"
 
 
-def timed(
-    op: Op, machine: Machine, total: Array, launch: Array, found: Calibrated, regime: Array | str
-) -> OpTime:
+def timed(op: Op, machine: Machine, total: Array, launch: Array, found: Calibrated, regime: Array | str) -> OpTime:
     """An OpTime from a kernel model's seconds: never below the datasheet roofline, with the band of its regime."""
     sheet = machine.datasheet(op)
     total = np.maximum(total, sheet.total_s)
@@ -136,7 +134,7 @@ def _gemms(ops: list[Gemm], machine: Machine) -> list[OpTime]:
     tail = (len(ops),) + (1,) * len(shape)
     native = [machine.accelerator.is_native(machine.operand(op.weight)) for op in ops]
     terms = gemm_terms(
-        stacked([op.m for op in ops]), stacked([op.n for op in ops]), stacked([op.k for op in ops]),
+        *(stacked([getattr(op, side) for op in ops], len(shape)) for side in ("m", "n", "k")),
         chip=machine.chip,
         peak_flops_per_s=np.array([machine.peak_flops_per_s(op) for op in ops]).reshape(tail),
         weight_bytes_per_el=np.array([op.weight.element_bytes for op in ops]).reshape(tail),
@@ -156,7 +154,9 @@ def _gemms(ops: list[Gemm], machine: Machine) -> list[OpTime]:
 
 def _quantises(op: Gemm, machine: Machine) -> bool:
     """Whether a kernel quantises the 16-bit activations before the product."""
-    return op.weight.act_bits < 16 and not op.static_scales and machine.accelerator.is_native(machine.operand(op.weight))
+    return (
+        op.weight.act_bits < 16 and not op.static_scales and machine.accelerator.is_native(machine.operand(op.weight))
+    )
 
 
 def _elementwise(ops: list[Elementwise], machine: Machine) -> list[OpTime]:

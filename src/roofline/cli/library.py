@@ -46,7 +46,7 @@ _COLUMNS = {
 
 def _rows(kind: str) -> list[tuple]:
     from roofline.specs import library
-    from roofline.units import format_quantity
+    from roofline.units import format as quantity
 
     if kind == "hardware":
         rows = []
@@ -55,8 +55,8 @@ def _rows(kind: str) -> list[tuple]:
             peak = a.peak_flops_per_s("bf16")
             rows.append(
                 (
-                    name, a.vendor, a.architecture, format_quantity(a.usable_bytes, "B"),
-                    format_quantity(a.bandwidth_bytes_per_s, "B/s"), format_quantity(peak, "FLOP/s"),
+                    name, a.vendor, a.architecture, quantity(a.usable_bytes, "B"),
+                    quantity(a.bandwidth_bytes_per_s, "B/s"), quantity(peak, "FLOP/s"),
                     f"{a.ridge_point('bf16'):.0f}", a.confidence,
                 )
             )  # fmt: skip
@@ -101,9 +101,9 @@ def show_command(kind: str, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(spec.model_dump_json(indent=1, exclude_none=True))
         return
-    from roofline.report.text import show_spec
+    from roofline.display import spec_lines
 
-    show_spec(spec)
+    click.echo("\n".join(spec_lines(spec)))
 
 
 @click.command("import")

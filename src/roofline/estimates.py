@@ -1,0 +1,372 @@
+"""One question, one answer: does it fit, how fast, how dear, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from roofline.deployment import Deployment, deployment
+from roofline.economics import joules_per_token, usd_per_mtok
+from roofline.errors import InputError, check_number
+from roofline.kernels.times import OpTime
+from roofline.memory import Footprint, fewest_gpus
+from roofline.parallel import Plan
+from roofline.precision import Format, Precision
+from roofline.regimes import Regime, critical_batch, decode_regime
+from roofline.specs.engine import Engine
+from roofline.specs.hardware import Accelerator
+from roofline.specs.model import Model
+from roofline.specs.prices import quote
+from roofline.step import StepTime
+
+EXAMPLE_MODEL, EXAMPLE_HARDWARE = "llama-3.1-8b", "h100-sxm"
+_NOTHING_FITS = "no plan of up to 64 of these devices fits it; try narrower formats"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number with its 80 % band."""
+
+    value: float
+    low: float
+    high: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def inverse(self, numerator: float = 1.0) -> Value:
+        """numerator / value, with the ends of the band swapped."""
+        return Value(numerator / self.value, numerator / self.high, numerator / self.low)
+
+    def times(self, factor: float) -> Value:
+        """value x factor."""
+        return Value(self.value * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """One line of the per-op table: all layers of the same shape, on one rank."""
+
+    op: str
+    count: float
+    flops: float
+    bytes: float
+    intensity: float  # FLOP/B
+    time_s: float
+    low_s: float
+    high_s: float
+    share: float
+    bound: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one deployment does for one load. Seconds, bytes, tokens; bands are 80 % intervals."""
+
+    deployment: Deployment
+    isl: float
+    osl: float
+    batch: float
+    cached: float
+    memory: Footprint
+    prefill: StepTime
+    decode: StepTime
+    ttft_s: Value
+    tpot_s: Value
+    e2e_s: Value
+    usd_per_h: float | None  # of one device
+    price_source: str
+    load: str  # "static batch" or "closed loop"
+    notes: tuple[str, ...] = field(default=())
+
+    # Rates.
+
+    @cached_property
+    def tokens_per_s_user(self) -> Value:
+        """Output tokens per second that one user sees after the first token."""
+        return self.tpot_s.inverse()
+
+    @cached_property
+    def tokens_per_s(self) -> Value:
+        """Output tokens per second of the replica, prompts included in the time."""
+        return self.e2e_s.inverse(self.batch * self.osl)
+
+    @cached_property
+    def tokens_per_s_gpu(self) -> Value:
+        """Output tokens per second and device."""
+        return self.tokens_per_s.times(1.0 / self.deployment.plan.gpus)
+
+    # Utilisation.
+
+    @cached_property
+    def mfu(self) -> float:
+        """Model FLOP utilisation of a decode step: 2 FLOPs per active matmul weight and token, over the dense peak."""
+        return self._mfu(self.decode)
+
+    @cached_property
+    def mfu_prefill(self) -> float:
+        """The same of the prefill step; one prompt pass keeps one pipeline stage at a time busy."""
+        return self._mfu(self.prefill) / self.deployment.plan.pp
+
+    def _mfu(self, step: StepTime) -> float:
+        flops = sum(t.op.count * t.op.flops for t in step.times if t.op.kind in ("gemm", "experts"))
+        return float(flops / step.total_s / self._peak_flops_per_s)
+
+    @cached_property
+    def _peak_flops_per_s(self) -> float:
+        return self.deployment.machine.matmul_flops_per_s(self.deployment.precision.of("ffn"))
+
+    @cached_property
+    def mbu(self) -> float:
+        """Memory bandwidth utilisation of a decode step: weight and KV bytes that it has to read, over the peak."""
+        needed = self.decode.weight_bytes + self.decode.kv_bytes
+        return float(needed / self.decode.total_s / self.deployment.machine.chip.bandwidth_bytes_per_s)
+
+    @cached_property
+    def intensity(self) -> float:
+        """Arithmetic intensity of a decode step [FLOP/B]."""
+        return float(self.decode.flops / self.decode.bytes)
+
+    @cached_property
+    def ridge_point(self) -> float:
+        """Intensity above which the matmuls of this precision are compute-bound [FLOP/B]."""
+        return self._peak_flops_per_s / self.deployment.machine.chip.bandwidth_bytes_per_s
+
+    @cached_property
+    def regime(self) -> Regime:
+        """What a decode step is bound by, and where that changes."""
+        return decode_regime(self.deployment, self.batch, self.isl + self.osl / 2.0)
+
+    @cached_property
+    def critical_batch(self) -> float:
+        """Tokens per step at which weights cost as much to multiply as to read, at datasheet peaks."""
+        return critical_batch(self.deployment)
+
+    # Money and energy.
+
+    @cached_property
+    def usd_per_mtok_output(self) -> Value | None:
+        """All cost over output tokens alone [USD/Mtok]; None without a price."""
+        return self._usd(self.tokens_per_s)
+
+    @cached_property
+    def usd_per_mtok_blended(self) -> Value | None:
+        """All cost over input and output tokens together [USD/Mtok]; None without a price."""
+        return self._usd(self.tokens_per_s.times((self.isl + self.osl) / self.osl))
+
+    def _usd(self, rate: Value) -> Value | None:
+        if self.usd_per_h is None:
+            return None
+        return rate.inverse(usd_per_mtok(self.usd_per_h * self.deployment.plan.gpus, 1.0))
+
+    @cached_property
+    def joules_per_token(self) -> float | None:
+        """Energy of an output token with every device at its rated power: an upper bound [J]; None where unknown."""
+        tdp = self.deployment.accelerator.tdp_w
+        return None if tdp is None else joules_per_token(tdp * self.deployment.plan.gpus, self.tokens_per_s.value)
+
+    # Explanation.
+
+    @property
+    def fits(self) -> bool:
+        """Whether it starts and holds at least one request of this length."""
+        return bool(self.memory.fits)
+
+    @cached_property
+    def resident(self) -> float:
+        """Requests of this length whose KV fits at the same time, on the whole replica."""
+        return float(self.memory.max_concurrency) * self.deployment.plan.dp if self.fits else 0.0
+
+    @cached_property
+    def violations(self) -> list[str]:
+        """What is wrong with this deployment for this load, worst first; empty where nothing is."""
+        if not self.fits:
+            smallest = self.smallest_plan
+            hint = f"the smallest plan that fits is {smallest.gpus} devices ({smallest})" if smallest else _NOTHING_FITS
+            return [f"does not fit: {self.memory.failure}", hint]
+        if self.resident < self.batch:
+            return [
+                f"KV for {self.batch:.0f} requests of {self.isl + self.osl:.0f} tokens does not fit at the same time: "
+                f"{self.resident:.0f} do; the others wait or are preempted"
+            ]
+        return []
+
+    @cached_property
+    def smallest_plan(self) -> Plan | None:
+        """Fewest of these devices that hold this load's KV beside the weights, in the same formats."""
+        d = self.deployment
+        found = fewest_gpus(d.model, d.accelerator, d.precision, d.engine, self.isl + self.osl, self.batch)
+        return found[0] if found else None
+
+    @cached_property
+    def evidence(self) -> str:
+        """The weakest evidence among the kernels that matter: measured, transferred or datasheet."""
+        order = ("measured", "transferred", "datasheet")
+        return max((self.prefill.evidence, self.decode.evidence), key=order.index)
+
+    @cached_property
+    def decode_table(self) -> list[OpRow]:
+        """Ops of a decode step, in order."""
+        return op_rows(self.decode)
+
+    @cached_property
+    def prefill_table(self) -> list[OpRow]:
+        """Ops of the prefill step, in order."""
+        return op_rows(self.prefill)
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """Where the numbers come from."""
+        from roofline.explain import sources
+
+        return sources(self)
+
+    @cached_property
+    def not_modelled(self) -> list[str]:
+        """What this estimate leaves out."""
+        from roofline.explain import not_modelled
+
+        return not_modelled(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, for JSON."""
+        from roofline.explain import as_dict
+
+        return as_dict(self)
+
+    def to_pandas(self):
+        """The per-op tables of both steps as one DataFrame."""
+        import pandas as pd
+
+        frames = [pd.DataFrame(rows).assign(step=step) for step, rows in self._tables()]
+        return pd.concat(frames, ignore_index=True)
+
+    def _tables(self):
+        from dataclasses import asdict
+
+        yield "prefill", [asdict(row) for row in self.prefill_table]
+        yield "decode", [asdict(row) for row in self.decode_table]
+
+    def __str__(self) -> str:
+        from roofline.display import to_text
+
+        return to_text(self)
+
+    def _repr_html_(self) -> str:
+        from roofline.display import to_html
+
+        return to_html(self)
+
+
+def op_rows(step: StepTime) -> list[OpRow]:
+    """The per-op table of a scalar step; ops of one name and kind are one row."""
+    rows: dict[tuple[str, str], list[OpTime]] = {}
+    for t in step.times:
+        rows.setdefault((t.op.name, t.op.kind), []).append(t)
+    return [_row(name, group, step) for (name, _), group in rows.items()]
+
+
+def _row(name: str, group: list[OpTime], step: StepTime) -> OpRow:
+    def total(term):
+        return float(sum(t.op.count * term(t) for t in group))
+
+    time, flops, moved = total(lambda t: t.total_s), total(lambda t: t.op.flops), total(lambda t: t.op.bytes)
+    longest = max(group, key=lambda t: float(t.op.count * t.total_s))
+    return OpRow(
+        op=name,
+        count=float(sum(t.op.count for t in group)),
+        flops=flops,
+        bytes=moved,
+        intensity=flops / moved if moved else 0.0,
+        time_s=time,
+        low_s=total(lambda t: t.low_s),
+        high_s=total(lambda t: t.high_s),
+        share=time * float(step.scale) / float(step.total_s),
+        bound=str(longest.bound),
+        evidence=longest.evidence,
+    )
+
+
+def estimate(
+    model: str | Path | Model | Deployment = EXAMPLE_MODEL,
+    hw: str | Path | Accelerator = EXAMPLE_HARDWARE,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    cp: int = 1,
+    weights: str | Precision | None = None,
+    kv: str | Format | None = None,
+    engine: str | Engine = "vllm",
+    isl: float = 1024,
+    osl: float = 256,
+    batch: float | None = None,
+    concurrency: float | None = None,
+    cached: float = 0,
+    usd_per_h: float | None = None,
+    specs: str | Path | None = None,
+) -> Estimate:
+    """What a deployment does for a load, with the reasons.
+
+    Args:     model: name, path or Hub id, or a whole Deployment (then hw to engine are ignored); hw; tp, pp, ep, dp, cp;
+              weights, kv: formats, None for what the checkpoint and the engine do; engine: profile;
+              isl, osl [tokens per request]; batch: so many requests start together and finish together;
+              concurrency: so many are always in flight (continuous batching); neither: one request alone;
+              cached: prompt tokens whose KV is already there; usd_per_h: of one device, None for the price list
+    Returns:  Estimate; one that does not fit still has its numbers, `fits` is False and `memory` says by how much
+    Errors:   InputError, UnknownNameError, UnsupportedError, InfeasibleError (cannot be cut so)
+    """
+    isl = check_number("isl", isl, low=1, high=1e9)
+    osl = check_number("osl", osl, low=1, high=1e9)
+    cached = check_number("cached", cached, low=0, high=isl - 1)
+    if batch is not None and concurrency is not None:
+        raise InputError("give batch (requests that start together) or concurrency (always in flight), not both")
+    size = check_number("concurrency" if batch is None else "batch", concurrency or batch or 1, low=1, high=1e7)
+    if usd_per_h is not None:
+        usd_per_h = check_number("usd_per_h", usd_per_h, low=0, high=1e6)
+    where = model if isinstance(model, Deployment) else deployment(
+        model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, specs=specs
+    )  # fmt: skip
+    load = Load(float(isl), float(osl), float(size), float(cached))
+    answer = _static if concurrency is None else _closed_loop
+    return answer(where, load, *_price(where.accelerator, usd_per_h, specs))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every request looks like and how many there are at a time."""
+
+    isl: float
+    osl: float
+    batch: float
+    cached: float
+
+
+def _price(accelerator: Accelerator, usd_per_h: float | None, specs: str | Path | None) -> tuple[float | None, str]:
+    if usd_per_h is not None:
+        return float(usd_per_h), "as given"
+    found = quote(accelerator, specs=specs)
+    return (None, "no price on record; give usd_per_h") if found is None else (found.usd_per_hour, str(found))
+
+
+def _static(where: Deployment, load: Load, usd_per_h: float | None, price_source: str) -> Estimate:
+    """All requests start together: one pass over the prompts, then osl - 1 decode steps at the mean context."""
+    prefill = where.prefill_step(load.batch, load.isl, load.cached)
+    decode = where.decode_step(load.batch, load.isl + load.osl / 2.0)
+    ttft, tpot = _value(prefill), _value(decode)
+    steps = load.osl - 1.0
+    e2e = Value(*(getattr(ttft, x) + steps * getattr(tpot, x) for x in ("value", "low", "high")))
+    memory = where.footprint(load.isl + load.osl)
+    return Estimate(
+        where, load.isl, load.osl, load.batch, load.cached, memory, prefill, decode, ttft, tpot, e2e,
+        usd_per_h, price_source, "static batch",
+    )  # fmt: skip
+
+
+def _value(step: StepTime) -> Value:
+    low, high = step.band_s
+    return Value(float(step.total_s), float(low), float(high))
