@@ -93,7 +93,7 @@ def answer_rows(e: Estimate) -> list[tuple[str, str, str]]:
         (
             "throughput",
             f"{plain_band(e.tokens_per_s)} tok/s",
-            f"{number(e.tokens_per_s_gpu.value)} output tok/s per device",
+            f"{number(e.tokens_per_s_gpu.value)} tok/s per device",
         ),
         ("decode uses", f"{e.mfu:.2%} of the compute", f"{e.mbu:.1%} of the memory bandwidth (MFU, MBU)"),
         ("intensity", f"{e.intensity:.3g} FLOP/B", f"ridge point {e.ridge_point:.0f} FLOP/B"),
@@ -143,8 +143,8 @@ def op_table(title: str, rows: list[OpRow]) -> RenderableType:
     table.add_column("bound")
     for r in rows:
         table.add_row(
-            r.op, f"{r.count:.0f}", number(r.flops / 1e9), number(r.bytes / 1e9), number(r.intensity), seconds(r.time_s),
-            f"{r.share:.1%}", Text(r.bound, style=_COLOURS.get(r.bound, "")),
+            r.op, f"{r.count:.0f}", number(r.flops / 1e9), number(r.bytes / 1e9), number(r.intensity),
+            seconds(r.time_s), f"{r.share:.1%}", Text(r.bound, style=_COLOURS.get(r.bound, "")),
         )  # fmt: skip
     total = sum(r.time_s for r in rows)
     flops, moved = sum(r.flops for r in rows), sum(r.bytes for r in rows)

@@ -312,8 +312,8 @@ def estimate(
 ) -> Estimate:
     """What a deployment does for a load, with the reasons.
 
-    Args:     model: name, path or Hub id, or a whole Deployment (then hw to engine are ignored); hw; tp, pp, ep, dp, cp;
-              weights, kv: formats, None for what the checkpoint and the engine do; engine: profile;
+    Args:     model: name, path or Hub id, or a whole Deployment (then hw to engine are ignored); hw; tp, pp, ep, dp,
+              cp; weights, kv: formats, None for what the checkpoint and the engine do; engine: profile;
               isl, osl [tokens per request]; batch: so many requests start together and finish together;
               concurrency: so many are always in flight (continuous batching); neither: one request alone;
               cached: prompt tokens whose KV is already there; usd_per_h: of one device, None for the price list

@@ -11,66 +11,60 @@ from roofline.units import parse
 
 
 class Tokens(click.ParamType):
-    """A token count: '2000', '128k' (1000s) or '128Ki' (1024s)."""
+    """A token count: '2000', '128k' (thousands) or '128Ki' (1024s)."""
 
     name = "tokens"
+    factors = (("ki", 1024.0), ("mi", 1048576.0), ("k", 1e3), ("m", 1e6))
 
     def convert(self, value, param, ctx):
         if isinstance(value, (int, float)):
             return float(value)
-        text = str(value).strip().replace("_", "").replace(",", "")
-        factors = {"ki": 1024.0, "mi": 1048576.0, "k": 1e3, "m": 1e6}
-        for suffix, factor in factors.items():
-            if text.lower().endswith(suffix):
-                text, scale = text[: -len(suffix)], factor
-                break
-        else:
-            scale = 1.0
+        text = str(value).strip().lower().replace("_", "").replace(",", "")
+        suffix, factor = next(((s, f) for s, f in self.factors if text.endswith(s)), ("", 1.0))
         try:
-            return float(text) * scale
+            return float(text.removesuffix(suffix)) * factor
         except ValueError:
-            raise InputError(
-                f"{param.name if param else 'tokens'}: '{value}' is not a number of tokens, e.g. 2000 or 128k"
-            ) from None
+            name = param.name if param else "tokens"
+            raise InputError(f"{name}: '{value}' is not a number of tokens; e.g. 2000 or 128k") from None
 
 
 TOKENS = Tokens()
 
+# name, type, default, help
+_DEPLOYMENT = (
+    ("hw", str, "h100-sxm", "Hardware: a name of 'roofline list hardware', or a YAML."),
+    ("tp", int, 1, "Tensor-parallel ranks."),
+    ("pp", int, 1, "Pipeline stages."),
+    ("ep", int, 1, "Expert-parallel ranks among the tp x dp."),
+    ("dp", int, 1, "Attention data-parallel groups of one replica."),
+    ("cp", int, 1, "Context-parallel ranks."),
+    ("weights", str, None, "Weight format: bf16, fp8, nvfp4, int4, q4_k_m ...; default: the checkpoint's."),
+    ("kv", str, None, "KV-cache format: bf16, fp8 ...; default: what the engine does."),
+    ("engine", str, "vllm", "Engine profile; 'ideal' is the datasheet roofline."),
+    ("specs", click.Path(), None, "Folder with your own hardware_specs/ and model_specs/."),
+)
+_LOAD = (
+    ("isl", TOKENS, "1024", "Prompt tokens of a request: 2000, 128k."),
+    ("osl", TOKENS, "256", "Output tokens of a request."),
+    ("cached", TOKENS, "0", "Prompt tokens that are already in the KV cache."),
+    ("batch", float, None, "Requests that start together and finish together."),
+    ("concurrency", float, None, "Requests always in flight (continuous batching)."),
+    ("price", str, None, "USD per device-hour instead of the price list's: 2.5 or '2.5 USD/h'."),
+)
 
-def deployment_options(function: Callable) -> Callable:
-    """--hw, the parallel degrees, formats, engine and spec folder."""
-    for option in reversed(
-        (
-            click.option("--hw", default="h100-sxm", show_default=True, help="Hardware: a name of 'roofline list hardware', or a YAML."),
-            click.option("--tp", default=1, type=int, show_default=True, help="Tensor-parallel ranks."),
-            click.option("--pp", default=1, type=int, show_default=True, help="Pipeline stages."),
-            click.option("--ep", default=1, type=int, show_default=True, help="Expert-parallel ranks among the tp x dp."),
-            click.option("--dp", default=1, type=int, show_default=True, help="Attention data-parallel groups of one replica."),
-            click.option("--cp", default=1, type=int, show_default=True, help="Context-parallel ranks."),
-            click.option("--weights", default=None, help="Weight format (bf16, fp8, nvfp4, int4, q4_k_m, ...); default: the checkpoint's."),
-            click.option("--kv", default=None, help="KV-cache format (bf16, fp8, ...); default: what the engine does."),
-            click.option("--engine", default="vllm", show_default=True, help="Engine profile; 'ideal' is the datasheet roofline."),
-            click.option("--specs", default=None, type=click.Path(), help="Folder with your own hardware_specs/ and model_specs/."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+
+def _options(table) -> Callable[[Callable], Callable]:
+    def decorate(function: Callable) -> Callable:
+        for name, kind, default, text in reversed(table):
+            shown = default is not None
+            function = click.option(f"--{name}", type=kind, default=default, show_default=shown, help=text)(function)
+        return function
+
+    return decorate
 
 
-def load_options(function: Callable) -> Callable:
-    """--isl, --osl, --cached, --batch, --concurrency, --price."""
-    for option in reversed(
-        (
-            click.option("--isl", default="1024", type=TOKENS, show_default=True, help="Prompt tokens of a request (2000, 128k)."),
-            click.option("--osl", default="256", type=TOKENS, show_default=True, help="Output tokens of a request."),
-            click.option("--cached", default="0", type=TOKENS, show_default=True, help="Prompt tokens already in the KV cache."),
-            click.option("--batch", default=None, type=float, help="Requests that start together and finish together."),
-            click.option("--concurrency", default=None, type=float, help="Requests always in flight (continuous batching)."),
-            click.option("--price", default=None, help="USD per device-hour, overrides the price list (2.5 or '2.5 USD/h')."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+deployment_options = _options(_DEPLOYMENT)
+load_options = _options(_LOAD)
 
 
 def usd_per_h(price: str | None) -> float | None:

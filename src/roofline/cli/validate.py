@@ -33,12 +33,13 @@ def _write(out: str | None, frame) -> None:
 
 
 def _show(title: str, frame) -> None:
+    import pandas as pd
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(frame.columns):
-        table.add_column(str(name), justify="left" if frame.dtypes.iloc[i] == object else "right")
+        table.add_column(str(name), justify="right" if pd.api.types.is_numeric_dtype(frame.dtypes.iloc[i]) else "left")
     for row in frame.itertuples(index=False):
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
     Console(highlight=False, width=140).print(table)
@@ -60,7 +61,7 @@ def _run(truth: tuple[str, ...], out: str | None, models: str | None, predict: C
 
 _TRUTH = click.argument("truth", nargs=-1, required=True)
 _OUT = click.option("--out", type=click.Path(dir_okay=False), default=None, help="CSV file for the predictions.")
-_MODELS = click.option("--models", type=click.Path(), default=None, help="Folder with config.json files of models that the library lacks.")  # fmt: skip
+_MODELS = click.option("--models", type=click.Path(), default=None, help="Folder of configs that the library lacks.")
 
 
 @click.group("validate", invoke_without_command=True)
