@@ -273,7 +273,7 @@ def _shortest(names: tuple[str, ...]) -> str:
     """Of the plain runs, and each way to begin with some layers, a repeated group and a rest: the shortest text."""
     best = _runs_text(names)
     for period in range(2, len(names) // 2 + 1):
-        for start in range(min(period, len(names) - 2 * period + 1)):
+        for start in range(len(names) - 2 * period + 1):
             group, times = names[start : start + period], 1
             while names[start + times * period : start + (times + 1) * period] == group:
                 times += 1
