@@ -20,13 +20,7 @@ def dense(layers, hidden, heads, kv_heads, width, vocab) -> Model:
 
 def weight_bytes(model: Model, precision: Precision) -> float:
     """Bytes of all weights on one device."""
-    layers = sum(
-        g.count * w.bytes_per_rank(Plan(), precision)
-        for g in model.layers
-        for w in g.weights(model.hidden, model.norm_params)
-    )
-    table = sum(float(precision.of(role).bytes(model.vocab, model.hidden)) for role in ("embed", "head"))
-    return float(layers + table)
+    return float(model.weight_bytes(Plan(), precision))
 
 
 LLAMA_8B = dense(32, 4096, 32, 8, 14336, 128256)

@@ -199,19 +199,17 @@ class Precision:
     @property
     def text(self) -> str:
         """A name that `precision_named` turns back into this: one of `PRECISIONS`, or every role spelled out."""
-        for name, known in PRECISIONS.items():
-            if self._cells() == known._cells():
-                return name
-            if self.with_kv(known.kv)._cells() == known._cells():
-                return f"{name},kv={self.kv.name}"
-        wide = self.default.name if self.default.name in PRECISIONS else "bf16"
-        roles = {r: self.of(r).name for r in ROLES if self.of(r) != PRECISIONS[wide].of(r)}
-        items = [wide, *(f"{r}={f}" for r, f in roles.items())]
-        items += [f"kv={self.kv.name}"] if self.kv != PRECISIONS[wide].kv else []
-        return ",".join(items + ["static"] * self.static_activation_scales)
+        return ",".join(min((self._over(base) for base in PRECISIONS.values()), key=len))
 
-    def _cells(self) -> tuple:
-        return (*(self.of(r) for r in ROLES), self.kv, self.static_activation_scales)
+    def _over(self, base: Precision) -> list[str]:
+        """This as `base` and what differs from it; a flag that only `base` has cannot be taken back."""
+        items = [f"{r}={self.of(r).name}" for r in ROLES if self.of(r) != base.of(r)]
+        items += [f"kv={self.kv.name}"] if self.kv != base.kv else []
+        if base.static_activation_scales and not self.static_activation_scales:
+            items += ["?"] * len(ROLES) * 2
+        elif self.static_activation_scales and not base.static_activation_scales:
+            items += ["static"]
+        return [base.name, *items]
 
 
 def _only(name: str, fmt: str, roles: tuple[str, ...], rest: str = "bf16", **more) -> Precision:

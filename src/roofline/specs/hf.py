@@ -16,12 +16,14 @@ from roofline.specs.fields import FIELD_NAMES, Fields
 from roofline.specs.hf_blocks import Style, max_positions
 from roofline.specs.hf_extras import model_fields
 from roofline.specs.hf_families import FAMILIES, LLAMA, Builder, decoder
+from roofline.specs.hf_memory import stretch_rope, vision_fields
 from roofline.specs.hf_quant import checkpoint_precision
 from roofline.specs.json_file import checked_json, read_json
 from roofline.specs.library import build
 from roofline.specs.model import Model
+from roofline.specs.yaml_text import to_yaml
 
-__all__ = ["FIELD_NAMES", "ParsedModel", "from_hf_config"]
+__all__ = ["FIELD_NAMES", "ParsedModel", "from_hf_config", "to_yaml"]
 
 MAX_PARAMS = 1e15
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "text_model_config")
@@ -82,8 +84,12 @@ def _model(data: dict[str, Any], where: str, name: str) -> tuple[Model, list[str
     notes = [] if family in FAMILIES else [f"model_type '{family}' is not known: read as a plain decoder"]
     f.require(["hidden", "vocab"] if family == "nemotron_h" else ["hidden", "vocab", "layers"])
     layers = builder(f, style)
+    stretch_rope(layers, f.data)
     fields, more = model_fields(f, family, style, layers)
+    vision, unseen = vision_fields(data, f.count("hidden"))
     dtype = _dtype(f)
+    if dtype == "fp32":
+        dtype, more = "bf16", [*more, "the checkpoint is fp32; engines load it 16 bits wide, and so it is counted"]
     _known_and_harmless(f)
     f.refuse_unread(family)
     positions = max_positions(f)
@@ -95,11 +101,12 @@ def _model(data: dict[str, Any], where: str, name: str) -> tuple[Model, list[str
         "norm": style.norm,
         "tied": _tied(f, style),
         "max_positions": positions,
+        "vision": vision,
     }
     model = build(Model, _without_none(spec | fields), where)
     if not 0 < model.params <= MAX_PARAMS:
         raise SpecError(f"{where}: the fields come to {model.params:.3g} parameters, which is absurd")
-    return model, notes + more, dtype
+    return model, notes + more + unseen, dtype
 
 
 def _text_fields(data: dict[str, Any], where: str) -> Fields:

@@ -30,6 +30,7 @@ class Style:
     tied: bool = False
     period: int = 0  # every period-th layer sees everything, the others a window
     rope: bool = True
+    full_rope: bool = True  # False: windowed layers rotate, layers that see everything do not
     sinks: bool = False
     moe: Part = field(default_factory=dict)
     model: Part = field(default_factory=dict)  # further fields of the model
@@ -51,20 +52,8 @@ def gqa(f: Fields, style: Style, window: int | None = None, **more: Any) -> Part
         "qk_norm": style.qk_norm if normed else "none",
         "rope": style.rope,
         "sinks": style.sinks,
-        "rope_scale": linear_scale(f) if window is None else None,
     }
     return part | more
-
-
-def linear_scale(f: Fields) -> float | None:
-    """The factor of linear rotary scaling, which stretches the table of positions; None: there is none."""
-    scaling = f.inner("rope_scaling")
-    if scaling.text("rope_type") != "linear" and scaling.text("type") != "linear":
-        return None
-    factor = scaling.raw("factor")
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 1e6:
-        raise SpecError(f"{scaling.where}: factor is {str(factor)[:40]}; allowed: 1 to 1000000")
-    return float(factor)
 
 
 def head_dim(f: Fields, heads: int) -> int:
@@ -167,6 +156,17 @@ def max_positions(f: Fields) -> int | None:
     """The longest context: the largest of the fields that state one (one of them may be the length before scaling)."""
     stated = [f.count(name) for name in FIELD_NAMES["max_positions"] if f.has(name)]
     return max(stated) if stated else None
+
+
+def rotary(f: Fields, style: Style, seen: list[int | None]) -> list[bool]:
+    """Which layers have rotary positions: a list of flags, every n-th without (SmolLM3), or only windowed ones."""
+    n = len(seen)
+    interval = f.count("no_rope_layer_interval", 0, low=0)
+    if flags := f.whole_items("no_rope_layers", n):  # 1: rotary, in spite of the name
+        return [bool(flag) for flag in flags]
+    if interval:
+        return [(i + 1) % interval != 0 for i in range(n)]
+    return [style.rope and (style.full_rope or window is not None) for window in seen]
 
 
 def moe_layers(f: Fields, layers: int) -> list[bool]:

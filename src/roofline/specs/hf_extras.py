@@ -42,10 +42,8 @@ def model_fields(f: Fields, family: str, style: Style, layers: list[Part]) -> Ex
     if family == "deepseek_v4" and f.has("hc_mult"):  # the streams are mixed once more before the head
         m = f.count("hc_mult")
         head = {"name": "streams.head", "n": m, "k": m * f.count("hidden")}
-        fields["extras"] = [head, {"name": "streams.bias", "n": m + 1}]
+        fields["extras"] = [head, {"name": "streams.head_bias", "n": m + 1}]
     mtp, notes = _mtp(f, family, style, layers)
-    if isinstance(f.outer.get("vision_config"), dict):
-        notes.append("the vision tower is not counted: the config describes the language model")
     return fields | ({"mtp": mtp} if mtp else {}), notes
 
 
@@ -54,9 +52,7 @@ def _t5(f: Fields, style: Style) -> dict[str, Any]:
     attention, ffn = hybrids.t5_parts(f, style)
     encoder = layer(attention | {"causal": False}, ffn) | {"count": f.count("layers")}
     buckets = f.count("relative_attention_num_buckets", 32)
-    table = {"n": buckets, "k": f.count("heads"), "role": "attention"}
-    names = ("encoder.relative_bias", "decoder.relative_bias")
-    return {"encoder": [encoder], "extras": [table | {"name": name} for name in names]}
+    return {"encoder": [encoder], "extras": [{"name": "relative_bias", "n": 2 * buckets * f.count("heads")}]}
 
 
 def _mtp(f: Fields, family: str, style: Style, layers: list[Part]) -> tuple[Part | None, list[str]]:

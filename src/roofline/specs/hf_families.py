@@ -19,6 +19,7 @@ from roofline.specs.hf_blocks import (
     mla,
     moe,
     moe_layers,
+    rotary,
     windows,
 )
 
@@ -33,14 +34,15 @@ def decoder(f: Fields, style: Style) -> list[Part]:
     """Attention over keys and values of its own, full or windowed, and dense or mixture blocks."""
     n = f.count("layers")
     mixtures = moe_layers(f, n) if f.count("experts", 0, low=0) else [False] * n
+    seen = windows(f, n, style.period)
     return [
         layer(
-            gqa(f, style, window),
+            gqa(f, style, window, rope=rope),
             moe(f, style) if mixture else dense(f, style),
             style.norms,
             parallel=style.parallel,
         )
-        for window, mixture in zip(windows(f, n, style.period), mixtures)
+        for window, rope, mixture in zip(seen, rotary(f, style, seen), mixtures)
     ]
 
 
@@ -97,15 +99,16 @@ def dbrx(f: Fields, style: Style) -> list[Part]:
 def llama4(f: Fields, style: Style) -> list[Part]:
     """Llama 4: three of four layers attend within chunks, the fourth sees everything and has no rotary positions."""
     n, chunk = f.count("layers"), f.count("attention_chunk_size", 0, low=0) or None
-    nope = f.whole_items("no_rope_layers", n) or [int((i + 1) % 4 != 0) for i in range(n)]
-    f.skip("no_rope_layer_interval", "layer_types", "moe_layers")
+    interval = f.count("no_rope_layer_interval", 4)
+    rotates = f.whole_items("no_rope_layers", n) or [int((i + 1) % interval != 0) for i in range(n)]
+    f.skip("layer_types", "moe_layers")
     plain = f.count("intermediate_size_mlp") if f.has("intermediate_size_mlp") else f.count("width")
     width = f.count("width")
     normed = "head" if f.flag("use_qk_norm", True) else "none"
     blocks = []
-    for rope, mixture in zip(nope, moe_layers(f, n)):
+    for rope, mixture in zip(rotates, moe_layers(f, n)):
         attention = gqa(f, style, rope=bool(rope), chunk=chunk if rope else None)
-        attention |= {"qk_norm": normed if rope else "none", "qk_norm_params": False}
+        attention |= {"qk_norm": normed, "qk_norm_params": False} if rope and normed != "none" else {}
         block = moe(f, style, width=width, shared_width=width) if mixture else dense(f, style, plain)
         blocks.append(layer(attention, block))
     return blocks
@@ -227,7 +230,7 @@ def _table() -> dict[str, tuple[Style, Builder]]:
         "gemma2": (replace(gemma, norms=4, period=2), decoder),
         **dict.fromkeys(("gemma3", "gemma3_text"), (replace(gemma, norms=4, period=6, qk_norm="head"), decoder)),
         "cohere": (cohere, decoder),
-        "cohere2": (replace(cohere, period=4), decoder),
+        "cohere2": (replace(cohere, period=4, full_rope=False), decoder),
         "olmo2": (Style(qk_norm="full"), decoder),
         "olmo3": (Style(qk_norm="full", period=4), decoder),
         "gpt_oss": (gpt_oss, decoder),
