@@ -267,9 +267,12 @@ def entry(
 ) -> Entry:
     """Return the record for the `achieved` block: constants from all rows, errors and bands from held-out rows."""
     e = errors(held_out)
+    bounds = type(found.constants).BOUNDS
     values = {f.name: float(f"{getattr(found.constants, f.name):.4g}") for f in fields(found.constants)}
+    # a time or share that the fit drove towards 0 is written as 0, not as 1e-17
+    values = {n: 0.0 if n in bounds and bounds[n][0] == 0 and v < 1e-4 * bounds[n][1] else v for n, v in values.items()}
     return Entry(
-        format, engine, kernel, values, len(found.residuals), round(e.mape, 4), round(e.bias, 4),
+        str(format), str(engine), str(kernel), values, len(found.residuals), round(e.mape, 4), round(e.bias, 4),
         bands(held_out, regimes), date, source, method, found.at_bound,
     )
 
