@@ -203,7 +203,8 @@ class MTP(Spec):
 class Vision(Spec):
     """The vision tower and projector of a multimodal model: loaded, but not executed in the cost model."""
 
-    params: int = Field(ge=1, description="parameters as loaded, on the first pipeline stage, cut over tp")
+    params: int = Field(ge=1, description="parameters as loaded, on the first pipeline stage")
+    cut: bool = Field(True, description="false: every tensor-parallel rank holds all of it (Pixtral's own format)")
     image_tokens: int = Field(0, ge=0, description="tokens of the largest image that the model takes; 0: not known")
     image_values: int = Field(0, ge=0, description="pixel values that the tower gets for that image")
     source: str = ""
@@ -484,6 +485,20 @@ class Model(Spec):
         if not self.mtp or not self.mtp.own_vocab or self.mtp.vocab_stored:
             return self.params_mtp
         return self.params_mtp - self.mtp.count * 2 * self.params_embedding
+
+    def entry_ops(self, tokens: Array, plan: Plan, precision: Precision) -> list[Op]:
+        """What a step does before the first layer: the embedding look-up, and making the per-layer inputs (Gemma 4)."""
+        row = ACTIVATION_BYTES * tokens
+        out: list[Op] = [Elementwise("embed", 2.0 * self.hidden * row)]
+        if self.embed_norm:
+            out += [Elementwise("embed.norm", 2.0 * self.hidden * row)]
+        if self.per_layer_vocab:
+            wide = sum(run.count * (run.layer.per_layer_input or 0) for run in self.layers)
+            out += [
+                Gemm("per_layer.projection", tokens, wide, self.hidden, precision.of("ffn")),
+                Elementwise("per_layer.inputs", 4.0 * wide * row),  # look-up, norm of the projection, their sum
+            ]
+        return out
 
     # What is where.
 
