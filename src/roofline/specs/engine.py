@@ -72,10 +72,10 @@ class MemoryProfile(Block):
     swap: Size = Field(0, description="host memory for preempted sequences, per device")
 
     # Weights as loaded.
-    vocab_multiple: Count = Field(1, description="embedding and head rows are padded to this")
     rope_tables: bool = Field(False, description="a cos/sin table for every position is kept, one per kind of rope")
     allocator_rounding: bool = Field(False, description="torch's allocator rounds tensors up; see memory.weights")
-    mla_copies: bool = Field(False, description="the two halves of the latent up-projection are kept once more")
+    mla_copies: bool = Field(False, description="a quantised latent up-projection is kept once more in 16 bits")
+    mla_workspace_tokens: Count = Field(0, description="latents of this many tokens are kept for chunked prefill")
     mxfp4_multiple: Count = Field(1, description="expert inner width is padded to this for the MXFP4 kernel")
     mxfp4_k_multiple: Count = Field(1, description="the packed input side of MXFP4 experts is padded to this")
     mxfp4_scale_multiple: Count = Field(1, description="output rows of the kernel's MXFP4 scales are padded to this")
@@ -107,14 +107,18 @@ class MemoryProfile(Block):
     # CUDA graphs.
     graphs_in_budget: bool = Field(False, description="the graphs are subtracted before the KV pool is sized")
     graph_base: Size = Field(0, description="CUDA graph pool: constant part")
-    graph_layer: Size = Field(0, description="CUDA graph pool: per layer on the device and 50 captured sizes")
+    graph_layer: Size = Field(0, description="CUDA graph pool: per layer and 50 captured sizes")
+    graph_special: Size = Field(0, description="the same, more of it, over tp: latent attention and MXFP4 experts")
+    graph_sizes: Count = Field(50, description="batch sizes that are captured")
     warmup_headroom: Fraction = Field(0.0, description="share of the sampler's peak still needed after capture")
 
 
 class StepProfile(Block):
     """What an engine adds to the kernels of a step, and how it lets them follow one another."""
 
-    kernels: Literal["calibrated", "datasheet"] = Field("calibrated", description="what an op costs: see roofline.pricing")
+    kernels: Literal["calibrated", "datasheet"] = Field(
+        "calibrated", description="what an op costs: see roofline.pricing"
+    )
     schedule: Literal["serial", "overlapped", "megakernel"] = "serial"
     cuda_graphs: bool = Field(True, description="decode steps are replayed graphs: no launch gap between kernels")
     small_kernel_s: Seconds | Literal[0] = Field(0, description="fixed time of a small kernel (norm, rope, ...)")
@@ -122,6 +126,8 @@ class StepProfile(Block):
     fused_tp: tuple[str, ...] = Field((), description="the same where tp > 1: fused into the all-reduce")
     host_gap_s: Seconds | Literal[0] = Field(0, description="time between steps in which the device waits for the host")
     mixed_layer_s: Seconds | Literal[0] = Field(0, description="per layer of a step with prompt tokens: no graph")
+    launch_s: Seconds | Literal[0] = Field(0, description="least time per kernel of such a step: launched one by one")
+    graph_tokens: Count = Field(0, description="prompt steps of at most so many tokens run in a graph all the same")
 
 
 class SchedulerProfile(Block):
@@ -134,6 +140,18 @@ class SchedulerProfile(Block):
     stream_interval: Count = Field(1, description="tokens that are sent together")
     lookahead: Count = Field(0, description="steps that are scheduled before the last one is done (async scheduling)")
     prefix_caching: bool = False
+    hold_steps: Count = Field(0, description="decode steps that prompts are held back for others to join them")
+    hold_ratio: Fraction = Field(
+        0.0, description="held prompts go as soon as they fill this share of the budget; 0: never"
+    )
+    tokenizers: Count = Field(1, description="tokeniser workers in front of the scheduler")
+    tokenizer_token_s: Seconds | Literal[0] = Field(0, description="tokeniser, per prompt token: a serial server")
+    tokenizer_request_s: Seconds | Literal[0] = Field(0, description="tokeniser, per request")
+    front_end_s: Seconds | Literal[0] = Field(
+        0, description="HTTP, detokeniser and transport: latency that does not queue"
+    )
+    emit_steps: Factor = Field(0.0, description="decode steps between the end of the step of a token and its sending")
+    cold_start_s: Seconds | Literal[0] = Field(0, description="first prompts of a server that nobody warmed up")
 
 
 class Engine(BaseModel):

@@ -77,7 +77,7 @@ def _gemma3(tower: Config, data: Config, hidden: int) -> Part:
 
 
 def _llava_next(tower: Config, data: Config, hidden: int) -> Part:
-    """Tiles of the largest grid and the base image, each (side / patch)^2 tokens; several layers may be concatenated."""
+    """Tiles of the largest grid and the base image, (side / patch)^2 tokens each; layers may be concatenated."""
     d, side, patch = _int(tower, "hidden_size"), _int(tower, "image_size"), _int(tower, "patch_size")
     layers = data.get("vision_feature_layer")
     wide = d * (len(layers) if isinstance(layers, list) else 1)

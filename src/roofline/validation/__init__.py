@@ -1,0 +1,1 @@
+"""Predictions beside measurements: one module per kind of table."""
