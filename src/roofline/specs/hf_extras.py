@@ -29,11 +29,11 @@ _MTP: dict[str, Part] = {
 def model_fields(f: Fields, family: str, style: Style, layers: list[Part]) -> Extras:
     """Further fields of the model spec, and notes."""
     fields: dict[str, Any] = {}
-    if family in ("opt", "gpt3"):  # OPT's table is offset by two rows
+    if family in ("opt", "gpt2", "gpt3"):  # OPT's table is offset by two rows
         fields["positions"] = (max_positions(f) or 2048) + (2 if family == "opt" else 0)
     if family == "bloom":
         fields["embed_norm"] = True
-    if family == "gptj" or f.flag("lm_head_bias"):
+    if family in ("gptj", "phi") or f.flag("lm_head_bias"):
         fields["head_bias"] = True
     if any(part.get("per_layer_input") for part in layers):
         fields["per_layer_vocab"] = f.count("vocab_size_per_layer_input", f.count("vocab"))

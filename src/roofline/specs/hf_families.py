@@ -61,6 +61,12 @@ def four_h(f: Fields, style: Style) -> list[Part]:
     return [layer(gqa(f, style), dense(f, style, width), parallel=style.parallel)] * f.count("layers")
 
 
+def starcoder2(f: Fields, style: Style) -> list[Part]:
+    """StarCoder2: one flag for the biases of all linear layers."""
+    bias = f.flag("use_bias", True)
+    return decoder(f, replace(style, attention_bias=bias, mlp_bias=bias))
+
+
 def opt(f: Fields, style: Style) -> list[Part]:
     """OPT; the small variant that projects its embedding and the one with post-norms are not modelled."""
     if f.count("word_embed_proj_dim", f.count("hidden")) != f.count("hidden"):
@@ -220,8 +226,12 @@ def _table() -> dict[str, tuple[Style, Builder]]:
     nope = Style(rope=False)
     qwen_next = Style(qk_norm="head", moe={"shared_gate": True})
     return {
-        **dict.fromkeys(("llama", "mistral", "mixtral", "ministral3", "granite", "smollm3", "phi3"), (LLAMA, decoder)),
-        **dict.fromkeys(("qwen2", "mimo"), (qwen2, decoder)),
+        **dict.fromkeys(
+            ("llama", "mistral", "mistral3", "mixtral", "ministral3", "granite", "smollm3", "phi3"), (LLAMA, decoder)
+        ),
+        **dict.fromkeys(
+            ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "mimo"), (qwen2, decoder)
+        ),
         "qwen2_moe": (mixture["qwen2_moe"], decoder),
         **dict.fromkeys(
             ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_vl", "qwen3_vl_moe"), (qwen3, decoder)
@@ -231,7 +241,7 @@ def _table() -> dict[str, tuple[Style, Builder]]:
         **dict.fromkeys(("gemma3", "gemma3_text"), (replace(gemma, norms=4, period=6, qk_norm="head"), decoder)),
         "cohere": (cohere, decoder),
         "cohere2": (replace(cohere, period=4, full_rope=False), decoder),
-        "olmo2": (Style(qk_norm="full"), decoder),
+        **dict.fromkeys(("olmo2", "olmoe"), (Style(qk_norm="full"), decoder)),
         "olmo3": (Style(qk_norm="full", period=4), decoder),
         "gpt_oss": (gpt_oss, decoder),
         "phimoe": (Style(attention_bias=True, norm="layer"), decoder),
@@ -245,6 +255,9 @@ def _table() -> dict[str, tuple[Style, Builder]]:
         ),
         "gptj": (Style(**_LEARNED | {"attention_bias": False, "rope": True}, parallel=True), four_h),
         "gpt_neox": (Style(**_LEARNED | {"rope": True}, parallel=True, norms=2), decoder),
+        "phi": (Style(**_LEARNED | {"rope": True}, parallel=True), decoder),
+        "gpt2": (Style(**_LEARNED, tied=True), four_h),
+        "starcoder2": (Style(**_LEARNED | {"rope": True}, tied=True), starcoder2),
         "bloom": (Style(**_LEARNED, tied=True), four_h),
         "opt": (Style(**_LEARNED, tied=True), opt),
         "gpt3": (Style(**_LEARNED, tied=True), decoder),
