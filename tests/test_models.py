@@ -9,6 +9,7 @@ has more than parameters, stored MTP modules and vision tower; `rest_is` names i
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from roofline.errors import InfeasibleError, InputError, SpecError
 from roofline.parallel import Plan
 from roofline.precision import precision_named
-from roofline.specs.library import aliases, build, find, names, spec_root
+from roofline.specs.library import aliases, build, find, names, parse_yaml, spec_root
 from roofline.specs.model import Model, layer_text, parse_layers, stage_bounds
 from roofline.workload import decode
 
@@ -446,3 +447,14 @@ def test_wrong_specs_are_told_what_to_change(change, message):
     assert build(Model, good, where="x").stored_layers == 2
     with pytest.raises(SpecError, match=message):
         build(Model, good | change, where="x")
+
+
+def test_the_specs_of_the_documentation_work(root, capsys):
+    """docs/adding-a-model.md: its two specs load, and its check runs on the first."""
+    blocks = re.findall(r"```(yaml|python)\n(.*?)```", (root / "docs" / "adding-a-model.md").read_text(), re.DOTALL)
+    (first, looped), (code,) = ([b for language, b in blocks if language == wanted] for wanted in ("yaml", "python"))
+    exec(code, {"text": first})
+    per_layer = 5120 * 40 * 128 * 2 + 5120 * 8 * 128 * 2 + 3 * 5120 * 25600 + 2 * 5120
+    assert f"{48 * per_layer + 2 * 131072 * 5120 + 5120:,} parameters" in capsys.readouterr().out
+    spec = build(Model, parse_yaml(looped, where="docs"), where="docs")
+    assert (spec.stored_layers, spec.executed_layers) == (6, 20)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
@@ -23,8 +24,8 @@ from roofline.layers.attention.gqa import GQA
 from roofline.layers.ffn import FFNKind
 from roofline.layers.spec import Spec
 from roofline.layers.weight import Weight
-from roofline.ops import ACTIVATION_BYTES, Collective, Elementwise, Gemm, Op
-from roofline.parallel import Plan, padded_vocab
+from roofline.ops import ACTIVATION_BYTES, Attention, Collective, Elementwise, Gemm, Op
+from roofline.parallel import Plan, kv_heads_per_rank, padded_vocab
 from roofline.precision import FORMATS, Precision
 from roofline.workload import Sequences
 
@@ -150,8 +151,10 @@ class Layer(Spec):
         seen = tuple(Sequences(g.count, g.new, encoder_tokens - g.new) for g in groups)
         over_all = self.cross.model_copy(update={"causal": False, "rope": False})
         ops = over_all.ops(hidden, seen, plan, precision)
+        ops = [replace(op, writes_cache=True) if isinstance(op, Attention) else op for op in ops]  # every key is read
         tokens, q = sum(g.tokens for g in groups), self.cross.heads * self.cross.head_dim / plan.tp
-        ops[0] = Gemm("cross.q", tokens, q, hidden, precision.of("attention"))
+        ops[0] = Gemm("attn.q", tokens, q, hidden, precision.of("attention"))
+        ops = [replace(op, name=op.name.replace("attn.", "cross.")) for op in ops]
         if plan.tp > 1:
             ops += [Collective("tp.all_reduce", "all_reduce", hidden * ACTIVATION_BYTES * tokens, plan.tp)]
         return ops
@@ -498,6 +501,24 @@ class Model(Spec):
                 Gemm("per_layer.projection", tokens, wide, self.hidden, precision.of("ffn")),
                 Elementwise("per_layer.inputs", 4.0 * wide * row),  # look-up, norm of the projection, their sum
             ]
+        return out
+
+    def encoder_ops(self, groups: tuple[Sequences, ...], plan: Plan, precision: Precision) -> list[Op]:
+        """The pass over new prompts that precedes the first token of an encoder-decoder.
+
+        The encoder layers, and the keys and values of every cross-attention, which are made here and then cached.
+        """
+        tokens = sum(g.tokens for g in groups)
+        out = [
+            replace(op, count=op.count * count)
+            for layer, count in self.encoder
+            for op in layer.ops(self.hidden, groups, plan, precision)
+        ]
+        for layer, count in self.stage_runs():
+            if layer.cross and self.encoder:
+                a = layer.cross
+                columns = kv_heads_per_rank(a.kv_heads, plan.tp) * (a.head_dim + a.value_dim)
+                out += [Gemm("cross.kv", tokens, columns, self.hidden, precision.of("attention"), count=count)]
         return out
 
     # What is where.

@@ -10,7 +10,7 @@ from roofline.arrays import Array
 from roofline.layers.attention.linear import CONV_BYTES
 from roofline.layers.spec import Spec
 from roofline.layers.weight import Weight
-from roofline.ops import ACTIVATION_BYTES, Elementwise, Gemm, Op, StateUpdate
+from roofline.ops import ACTIVATION_BYTES, Collective, Elementwise, Gemm, Op, StateUpdate
 from roofline.parallel import Plan, heads_per_rank
 from roofline.precision import FORMATS, Precision
 from roofline.workload import Sequences
@@ -57,8 +57,10 @@ class Mamba1(Spec):
             Gemm("attn.in", tokens, 2.0 * d, hidden, fmt),
             Elementwise("attn.conv", 2.0 * d * row),
             Gemm("attn.x", tokens, r + 2.0 * s, d, fmt),
-            Gemm("attn.dt", tokens, d, r, fmt),
         ]
+        if plan.tp > 1:  # step size, B and C are made from the channels of all ranks
+            out += [Collective("attn.x_reduce", "all_reduce", (r + 2.0 * s) * row, plan.tp)]
+        out += [Gemm("attn.dt", tokens, d, r, fmt)]
         if self.norms:
             out += [Elementwise("attn.state_norm", 2.0 * (r + 2.0 * s) * row)]
         # B and C are shared by all channels: one head of key width `state` and value width `inner`
