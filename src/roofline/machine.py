@@ -15,6 +15,7 @@ from roofline.precision import Format
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import BLOCK_SCALED, Accelerator
 
+CARDS_PER_HOST = 8  # PCIe cards in one server
 ATTENTION_FORMAT = "bf16"  # queries and probabilities are 16 bits wide whatever the cache is
 
 
@@ -54,6 +55,21 @@ class Machine:
             return self.accelerator.peak_flops_per_s(op.kv.matmul)
         return self.accelerator.peak_flops_per_s(ATTENTION_FORMAT)
 
+    def inside_domain(self, op: Collective) -> bool:
+        """Whether all ranks of a collective reach each other without the network between nodes.
+
+        Cards without links of their own talk over PCIe; eight of them share a host.
+        """
+        a = self.accelerator
+        return not op.across_nodes and op.ranks <= (a.domain if a.scale_up else max(a.domain, CARDS_PER_HOST))
+
+    @property
+    def reduces_in_switch(self) -> bool:
+        """Whether the scale-up switch adds up (NVLink SHARP: third generation of NVSwitch on, Hopper and later)."""
+        a = self.accelerator
+        switched = a.scale_up is not None and a.scale_up.topology == "switch"
+        return switched and a.architecture in ("Hopper", "Blackwell")
+
     def link_bytes_per_s(self, op: Collective) -> float:
         """Bandwidth of a rank's links for a collective, one direction [B/s].
 
@@ -61,7 +77,7 @@ class Machine:
         host link.
         """
         a = self.accelerator
-        inside = op.ranks <= a.domain and not op.across_nodes
+        inside = self.inside_domain(op)
         link = a.link_bytes_per_s if inside else (a.scale_out_bytes_per_s or a.host_bytes_per_s)
         return link or a.bandwidth_bytes_per_s
 
