@@ -1,0 +1,43 @@
+"""How many sequences the KV pool of a deployment holds at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.deployment import Deployment
+from roofline.memory import footprint
+from roofline.memory.footprint import limits
+
+FILLED = 0.6  # mean share of its output that a running sequence holds, when admission waits for the pool
+LENGTHS = np.concatenate(([1.0], 2.0 ** np.arange(6, 22.01, 0.5)))
+
+
+def held_tokens(isl: Array, osl: Array) -> Array:
+    """Cached tokens of a running sequence as the pool sees them on average.
+
+    Formula:  I + 0.6 O
+    Source:   step model of the end-to-end rows: a little above the mean, as engines keep a reserve to avoid preemption
+    """
+    return isl + FILLED * np.asarray(osl, float)
+
+
+def kv_sequences(deployment: Deployment, tokens: Array) -> Array:
+    """Sequences of `tokens` cached tokens that fit on one attention-data-parallel rank, at most the engine's own limit.
+
+    Formula:  min(pool bytes / bytes of a sequence, max_num_seqs)
+    Args:     tokens [tokens] per sequence, broadcasts
+    Returns:  [sequences], 0 where not even one fits
+    Assumes:  bytes of a sequence are linear in length between the points of a table (exact but for block rounding)
+    Source:   `roofline.memory`
+    """
+    kept = vars(deployment)
+    if "_kv_sequences" not in kept:
+        d = deployment
+        pools = footprint(d.model, d.accelerator, d.plan, d.precision, d.engine, LENGTHS)
+        held = np.maximum(np.asarray(pools.max_concurrency, float), 1e-9)
+        kept["_kv_sequences"] = 1.0 / held, float(limits(d.engine.memory, d.accelerator.usable_bytes)[0])
+    share, most = kept["_kv_sequences"]
+    x = np.asarray(tokens, float)
+    shares = np.interp(x, LENGTHS, share) * np.maximum(x / LENGTHS[-1], 1.0)
+    return np.minimum(np.where(shares < 1e6, 1.0 / shares, 0.0), most)

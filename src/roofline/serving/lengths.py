@@ -1,0 +1,95 @@
+"""Distributions of prompt and output lengths, and what a batch of unequal lengths wastes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of lengths as steady states use it: its mean, its longest, its variation. Fields broadcast."""
+
+    mean: Array
+    longest: Array
+    cv: Array = 0.0  # standard deviation over mean
+
+    @property
+    def ratio_min(self) -> Array:
+        """Shortest over longest of the uniform distribution with this mean and longest.
+
+        Formula:  2 mean / longest - 1, at least 0
+        Source:   derivation
+        """
+        return np.clip(2.0 * np.asarray(self.mean, float) / self.longest - 1.0, 0.0, 1.0)
+
+
+def fixed(length: Array) -> Lengths:
+    """Every request has this length."""
+    return Lengths(length, length, 0.0)
+
+
+def uniform(longest: Array, ratio_min: Array = 0.0) -> Lengths:
+    """Uniform between ratio_min x longest and longest.
+
+    Formula:  mean = longest (1 + r)/2, cv = (1 - r)/(sqrt(3) (1 + r))
+    Source:   derivation
+
+    >>> uniform(1024, 0.8).mean
+    921.6
+    """
+    return Lengths(longest * (1.0 + ratio_min) / 2.0, longest, (1.0 - ratio_min) / (np.sqrt(3.0) * (1.0 + ratio_min)))
+
+
+def observed(lengths: np.ndarray) -> Lengths:
+    """Mean, longest and variation of lengths that were seen."""
+    values = np.asarray(lengths, float)
+    if values.size == 0 or not np.all(np.isfinite(values)) or np.any(values <= 0):
+        raise InputError("lengths: one or more positive numbers are needed")
+    return Lengths(float(values.mean()), float(values.max()), float(values.std() / values.mean()))
+
+
+def as_lengths(value: Array | Lengths) -> Lengths:
+    """`value` itself, or lengths that are all the same (arrays: one for each point of a sweep)."""
+    return value if isinstance(value, Lengths) else fixed(value)
+
+
+def static_occupancy(lengths: np.ndarray, axis: int = -1) -> Array:
+    """Share of seat-steps in use when a batch runs until its longest request has ended.
+
+    Formula:  sum(len) / (seats max(len))
+    Args:     lengths [tokens], one per seat along `axis`
+    Returns:  [-]
+    Source:   derivation: seats of requests that ended stay empty until the last one ends
+
+    >>> round(float(static_occupancy(np.array([3, 7, 5, 11]))), 4)
+    0.5909
+    """
+    values = np.asarray(lengths, float)
+    return values.sum(axis) / (values.shape[axis] * values.max(axis))
+
+
+def continuous_occupancy(backlog: Array, seats: Array) -> Array:
+    """Share of seats in use when a seat is refilled as soon as its request ends.
+
+    Formula:  min(backlog / seats, 1)
+    Args:     backlog [requests] in the system, seats [-]
+    Returns:  [-] 1 as long as something waits
+    Source:   Yu et al. 2022 (Orca): iteration-level scheduling
+    """
+    return np.minimum(np.asarray(backlog, float) / seats, 1.0)
+
+
+def expected_static_occupancy(lengths: Lengths, seats: Array) -> Array:
+    """The mean of `static_occupancy` over batches of uniformly distributed lengths.
+
+    Formula:  mean / E[max],  E[max] = longest (r + (1 - r) seats/(seats + 1))
+    Assumes:  lengths are independent and uniform between r and 1 times the longest; ratio of means
+    Source:   derivation: mean of the largest of `seats` uniform draws
+    """
+    r = lengths.ratio_min
+    return lengths.mean / (lengths.longest * (r + (1.0 - r) * seats / (seats + 1.0)))
