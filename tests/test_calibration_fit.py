@@ -100,6 +100,9 @@ def test_errors_and_bands():
     low, high = engine.bands(spread, ["memory"] * 4000)["memory"]
     # normal quantiles at 10 and 90 %: +-1.2816 sigma
     assert (low, high) == (pytest.approx(np.exp(-0.2563), abs=0.02), pytest.approx(np.exp(0.2563), abs=0.02))
+    # 9 rows: the 10 % and 90 % positions of (n + 1) q are the smallest and the largest row
+    nine = np.log(np.arange(1.0, 10.0))
+    assert engine.bands(-nine, ["x"] * 9) == {"all": [1.0, 9.0]}
     assert set(engine.bands(spread, ["rare"] * 5 + ["memory"] * 3995)) == {"all", "memory"}
 
 

@@ -238,7 +238,8 @@ def bands(
 ) -> dict[str, list[float]]:
     """Return [low, high] of measured / predicted that holds `share` of the rows, per regime and under `all`.
 
-    Formula:  quantiles (1 - share)/2 and (1 + share)/2 of exp(-residual)
+    Formula:  quantiles (1 - share)/2 and (1 + share)/2 of exp(-residual), at position (n + 1) q of the sorted rows, so
+              that a further row of the same kind falls inside with probability `share` (few rows: wider bands)
     Regimes with fewer than `least` rows are left out; the reader falls back on `all`.
     """
     ratio = np.exp(-np.asarray(residuals, float))
@@ -247,7 +248,7 @@ def bands(
     cuts = [(1 - share) / 2, (1 + share) / 2]
     out = {"all": ratio[good]} | {str(r): ratio[good & (regimes == r)] for r in np.unique(regimes[good])}
     return {
-        name: [round(float(q), 3) for q in np.quantile(v, cuts)]
+        name: [round(float(q), 3) for q in np.quantile(v, cuts, method="weibull")]
         for name, v in out.items()
         if len(v) and (name == "all" or len(v) >= least)
     }
