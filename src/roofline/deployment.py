@@ -11,9 +11,10 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError
-from roofline.forward import step_ops
+from roofline.forward import encoder_ops, step_ops
 from roofline.machine import Machine, machine
 from roofline.memory import Footprint, footprint
+from roofline.ops import Op
 from roofline.parallel import Plan
 from roofline.precision import Format, Precision, precision_named
 from roofline.pricing import op_times
@@ -41,36 +42,50 @@ class Deployment:
         """Numeric view of accelerator and engine."""
         return machine(self.accelerator, self.engine)
 
-    def step(self, *groups: Sequences, stage: int | None = None) -> StepTime:
+    def step(self, *groups: Sequences, stage: int | None = None, encoder_tokens: Array = 0.0) -> StepTime:
         """The time of one engine step over `groups` (counts of the whole replica).
 
-        With pipeline stages this is the latency of one pass through all of them, unless `stage` names one.
+        With pipeline stages this is the latency of one pass through all of them, unless `stage` names one. Of an
+        encoder-decoder it is a decoder step that looks at `encoder_tokens` encoded tokens.
         """
-        ops = step_ops(self.model, groups, self.plan, self.precision, stage)
-        times = op_times(ops, self.machine, self.plan)
+        return self._timed(step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens))
+
+    def _timed(self, ops: list[Op]) -> StepTime:
         profile = self.engine.step
+        times = op_times(ops, self.machine, self.plan)
         return compose(times, schedule=profile.schedule, host_gap_s=profile.host_gap_s)
 
-    def decode_step(self, batch: Array, context: Array) -> StepTime:
+    def decode_step(self, batch: Array, context: Array, encoder_tokens: Array = 0.0) -> StepTime:
         """One new token for each of `batch` sequences at `context` cached tokens.
 
         Over pp stages the batch runs as pp micro-batches, and a token comes out when its own has passed every stage:
         the pass takes the sum of the stages, or pp times the slowest where that is longer (the others wait for it).
         """
-        return self.pipelined(lambda micro: (decode(micro, context),), batch)
+        return self.pipelined(lambda micro: (decode(micro, context),), batch, encoder_tokens)
 
     def prefill_step(self, batch: Array, isl: Array, cached: Array = 0.0) -> StepTime:
-        """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, in one pass."""
-        return self.step(prefill(batch, isl, cached))
+        """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, in one pass.
 
-    def pipelined(self, groups: Callable[[Array], tuple[Sequences, ...]], batch: Array) -> StepTime:
+        Of an encoder-decoder: the encoder over the prompts and the first decoder step.
+        """
+        prompts = prefill(batch, isl, cached)
+        if not self.model.encoder:
+            return self.step(prompts)
+        ops = encoder_ops(self.model, (prompts,), self.plan, self.precision)
+        first = (Sequences(batch, 1.0, 0.0),)
+        return self._timed(ops + step_ops(self.model, first, self.plan, self.precision, None, isl))
+
+    def pipelined(
+        self, groups: Callable[[Array], tuple[Sequences, ...]], batch: Array, encoder_tokens: Array = 0.0
+    ) -> StepTime:
         """The round trip of one of pp micro-batches; `groups` turns its size into what it works on."""
         pp = self.plan.pp
         if pp == 1:
-            return self.step(*groups(batch))
+            return self.step(*groups(batch), encoder_tokens=encoder_tokens)
         micro = np.maximum(np.asarray(batch, float) / pp, np.minimum(batch, 1.0))
-        whole = self.step(*groups(micro))
-        slowest = np.max([self.step(*groups(micro), stage=s).total_s for s in range(pp)], axis=0)
+        whole = self.step(*groups(micro), encoder_tokens=encoder_tokens)
+        stages = [self.step(*groups(micro), stage=s, encoder_tokens=encoder_tokens) for s in range(pp)]
+        slowest = np.max([s.total_s for s in stages], axis=0)
         waiting = np.maximum(pp * slowest / whole.total_s, 1.0)
         return replace(whole, total_s=whole.total_s * waiting, scale=whole.scale * waiting)
 

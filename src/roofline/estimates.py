@@ -356,7 +356,8 @@ def _price(accelerator: Accelerator, usd_per_h: float | None, specs: str | Path 
 def _static(where: Deployment, load: Load, usd_per_h: float | None, price_source: str) -> Estimate:
     """All requests start together: one pass over the prompts, then osl - 1 decode steps at the mean context."""
     prefill = where.prefill_step(load.batch, load.isl, load.cached)
-    decode = where.decode_step(load.batch, load.isl + load.osl / 2.0)
+    prompt = 0.0 if where.model.encoder else load.isl  # an encoder-decoder caches the prompt apart
+    decode = where.decode_step(load.batch, prompt + load.osl / 2.0, load.isl - prompt)
     ttft, tpot = _value(prefill), _value(decode)
     steps = load.osl - 1.0
     e2e = Value(*(getattr(ttft, x) + steps * getattr(tpot, x) for x in ("value", "low", "high")))

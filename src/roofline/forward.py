@@ -36,12 +36,17 @@ def on_rank(group: Sequences, plan: Plan) -> Sequences:
 
 
 def step_ops(
-    model: Model, groups: tuple[Sequences, ...], plan: Plan, precision: Precision, stage: int | None = None
+    model: Model,
+    groups: tuple[Sequences, ...],
+    plan: Plan,
+    precision: Precision,
+    stage: int | None = None,
+    encoder_tokens: Array = 0.0,
 ) -> list[Op]:
     """The ops that the busiest rank executes for one step, in order; `count` says how many layers do the same.
 
     Args:     groups: what the whole replica works on in this step; stage: one pipeline stage, or None for all of them
-              one after the other (the latency of a pass)
+              one after the other (the latency of a pass); encoder_tokens: length that cross-attention looks at
     Returns:  list of Op
     Errors:   InfeasibleError where heads, experts or vocabulary cannot be cut as the plan says
     """
@@ -51,13 +56,19 @@ def step_ops(
     first, last = stage in (None, 0), stage in (None, plan.pp - 1)
     ops: list[Op] = []
     if first:
-        ops += [Elementwise("embed", 2.0 * ACTIVATION_BYTES * tokens * model.hidden)]
+        ops += model.entry_ops(tokens, plan, precision)
     for layer, count in model.stage_layers(plan, stage):
-        ops += [replace(op, count=op.count * count) for op in layer.ops(model.hidden, groups, plan, precision)]
+        layer_ops = layer.ops(model.hidden, groups, plan, precision, encoder_tokens)
+        ops += [replace(op, count=op.count * count) for op in layer_ops]
     ops += _handover(model, tokens, plan, stage)
     if last:
         ops += head_ops(model, logits, plan, precision)
     return ops
+
+
+def encoder_ops(model: Model, groups: tuple[Sequences, ...], plan: Plan, precision: Precision) -> list[Op]:
+    """The pass of an encoder over new prompts, on one rank; empty for decoder-only models."""
+    return model.encoder_ops(tuple(on_rank(g, plan) for g in groups), plan, precision) if model.encoder else []
 
 
 def head_ops(model: Model, logits: Array, plan: Plan, precision: Precision) -> list[Op]:
