@@ -77,7 +77,11 @@ def renderables(e: Estimate, ops: str = "decode", sources: bool = False) -> list
 def _load(e: Estimate) -> str:
     cached = f", {e.cached:.0f} of them cached" if e.cached else ""
     many = "1 request" if e.batch == 1 else f"{e.batch:.0f} requests"
-    how = "alone" if e.batch == 1 else "started together" if e.load == "static batch" else "always in flight"
+    how = {"static batch": "alone" if e.batch == 1 else "started together", "closed loop": "always in flight"}.get(
+        e.load
+    )
+    if e.load == "open loop":
+        many, how = f"{float(e.state.requests_per_s):.3g} requests/s", f"served, {e.batch:.3g} in flight on average"
     return f"{many} {how}: {e.isl:.0f} prompt tokens{cached}, {e.osl:.0f} output tokens"
 
 

@@ -15,6 +15,7 @@ from roofline.memory import Footprint, fewest_gpus
 from roofline.parallel import Plan
 from roofline.precision import Format, Precision
 from roofline.regimes import Regime, critical_batch, decode_regime
+from roofline.serving.steady import SteadyState, steady_state
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import Accelerator
 from roofline.specs.model import Model
@@ -79,8 +80,10 @@ class Estimate:
     e2e_s: Value
     usd_per_h: float | None  # of one device
     price_source: str
-    load: str  # "static batch" or "closed loop"
+    load: str  # "static batch", "closed loop" or "open loop"
     notes: tuple[str, ...] = field(default=())
+    state: SteadyState | None = None  # of continuous batching: percentiles, utilisation, occupancy
+    running: float | None = None  # sequences that decode together, where that is not all of `batch`
 
     # Rates.
 
@@ -138,7 +141,7 @@ class Estimate:
     @cached_property
     def regime(self) -> Regime:
         """What a decode step is bound by, and where that changes."""
-        return decode_regime(self.deployment, self.batch, self.isl + self.osl / 2.0)
+        return decode_regime(self.deployment, self.running or self.batch, self.isl + self.osl / 2.0)
 
     @cached_property
     def critical_batch(self) -> float:
@@ -187,6 +190,10 @@ class Estimate:
             smallest = self.smallest_plan
             hint = f"the smallest plan that fits is {smallest.gpus} devices ({smallest})" if smallest else _NOTHING_FITS
             return [f"does not fit: {self.memory.failure}", hint]
+        if self.state is not None and bool(self.state.saturated) and self.load == "open loop":
+            return [
+                f"overload: {float(self.state.utilisation):.2f} times what one replica can do; more replicas are needed"
+            ]
         if self.resident < self.batch:
             return [
                 f"KV for {self.batch:.0f} requests of {self.isl + self.osl:.0f} tokens does not fit at the same time: "
@@ -306,6 +313,7 @@ def estimate(
     osl: float = 256,
     batch: float | None = None,
     concurrency: float | None = None,
+    rate_per_s: float | None = None,
     cached: float = 0,
     usd_per_h: float | None = None,
     specs: str | Path | None = None,
@@ -315,7 +323,8 @@ def estimate(
     Args:     model: name, path or Hub id, or a whole Deployment (then hw to engine are ignored); hw; tp, pp, ep, dp,
               cp; weights, kv: formats, None for what the checkpoint and the engine do; engine: profile;
               isl, osl [tokens per request]; batch: so many requests start together and finish together;
-              concurrency: so many are always in flight (continuous batching); neither: one request alone;
+              concurrency: so many are always in flight (continuous batching); rate_per_s: so many arrive per second;
+              none of them: one request alone;
               cached: prompt tokens whose KV is already there; usd_per_h: of one device, None for the price list
     Returns:  Estimate; one that does not fit still has its numbers, `fits` is False and `memory` says by how much
     Errors:   InputError, UnknownNameError, UnsupportedError, InfeasibleError (cannot be cut so)
@@ -323,16 +332,24 @@ def estimate(
     isl = check_number("isl", isl, low=1, high=1e9)
     osl = check_number("osl", osl, low=1, high=1e9)
     cached = check_number("cached", cached, low=0, high=isl - 1)
-    if batch is not None and concurrency is not None:
-        raise InputError("give batch (requests that start together) or concurrency (always in flight), not both")
+    given = [
+        n for n, v in (("batch", batch), ("concurrency", concurrency), ("rate_per_s", rate_per_s)) if v is not None
+    ]
+    if len(given) > 1:
+        raise InputError(
+            f"give one of batch (requests that start together), concurrency (always in flight) and rate_per_s "
+            f"(requests per second), not {' and '.join(given)}"
+        )
+    if rate_per_s is not None:
+        rate_per_s = check_number("rate_per_s", rate_per_s, low=1e-9, high=1e9)
     size = check_number("concurrency" if batch is None else "batch", concurrency or batch or 1, low=1, high=1e7)
     if usd_per_h is not None:
         usd_per_h = check_number("usd_per_h", usd_per_h, low=0, high=1e6)
     where = model if isinstance(model, Deployment) else deployment(
         model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, specs=specs
     )  # fmt: skip
-    load = Load(float(isl), float(osl), float(size), float(cached))
-    answer = _static if concurrency is None else _closed_loop
+    load = Load(float(isl), float(osl), float(size), float(cached), rate_per_s)
+    answer = _static if concurrency is None and rate_per_s is None else _steady
     return answer(where, load, *_price(where.accelerator, usd_per_h, specs))
 
 
@@ -344,6 +361,7 @@ class Load:
     osl: float
     batch: float
     cached: float
+    rate_per_s: float | None = None
 
 
 def _price(accelerator: Accelerator, usd_per_h: float | None, specs: str | Path | None) -> tuple[float | None, str]:
@@ -366,6 +384,29 @@ def _static(where: Deployment, load: Load, usd_per_h: float | None, price_source
         where, load.isl, load.osl, load.batch, load.cached, memory, prefill, decode, ttft, tpot, e2e,
         usd_per_h, price_source, "static batch",
     )  # fmt: skip
+
+
+def _steady(where: Deployment, load: Load, usd_per_h: float | None, price_source: str) -> Estimate:
+    """Continuous batching: requests come and go, prompts share steps with decodes, times are means over requests."""
+    asked = {"concurrency": load.batch} if load.rate_per_s is None else {"rate_per_s": load.rate_per_s}
+    state = steady_state(where, isl=load.isl, osl=load.osl, cached=load.cached, **asked)
+    running = max(float(state.batch), 1.0)
+    prefill = where.prefill_step(1.0, load.isl, load.cached)
+    decode = where.decode_step(running, load.isl + load.osl / 2.0)
+    ttft, tpot, e2e = (_scaled(float(x), step) for x, step in (
+        (state.ttft_s, prefill), (state.tpot_s, decode), (state.e2e_s, decode),
+    ))  # fmt: skip
+    return Estimate(
+        where, load.isl, load.osl, float(state.concurrency), load.cached, where.footprint(load.isl + load.osl),
+        prefill, decode, ttft, tpot, e2e, usd_per_h, price_source,
+        "closed loop" if load.rate_per_s is None else "open loop", state=state, running=running,
+    )  # fmt: skip
+
+
+def _scaled(value: float, step: StepTime) -> Value:
+    """A time with the relative band of the step that it is made of."""
+    low, high = step.band_s
+    return Value(value, value * float(low / step.total_s), value * float(high / step.total_s))
 
 
 def _value(step: StepTime) -> Value:

@@ -19,7 +19,7 @@ from roofline.cli.options import deployment_options, load_options, usd_per_h
 @click.option("--sources", is_flag=True, help="List every source.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, in SI units.")
 @click.option("--csv", "as_csv", is_flag=True, help="The per-op tables as CSV.")
-def estimate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch, concurrency,
+def estimate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch, concurrency, rate,
                      price, ops, sources, as_json, as_csv) -> None:  # fmt: skip
     """Does it fit, how fast, how dear, and why: one MODEL on some hardware, for one kind of request.
 
@@ -36,7 +36,7 @@ def estimate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, 
 
     e = estimate(
         model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, isl=isl, osl=osl,
-        batch=batch, concurrency=concurrency, cached=cached, usd_per_h=usd_per_h(price), specs=specs,
+        batch=batch, concurrency=concurrency, rate_per_s=rate, cached=cached, usd_per_h=usd_per_h(price), specs=specs,
     )  # fmt: skip
     if as_json:
         from roofline.explain import plain

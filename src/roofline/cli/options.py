@@ -49,6 +49,7 @@ _LOAD = (
     ("cached", TOKENS, "0", "Prompt tokens that are already in the KV cache."),
     ("batch", float, None, "Requests that start together and finish together."),
     ("concurrency", float, None, "Requests always in flight (continuous batching)."),
+    ("rate", float, None, "Requests that arrive per second (open loop)."),
     ("price", str, None, "USD per device-hour instead of the price list's: 2.5 or '2.5 USD/h'."),
 )
 
