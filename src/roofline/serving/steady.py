@@ -17,11 +17,13 @@ from roofline.deployment import Deployment
 from roofline.errors import InputError, UnknownNameError
 from roofline.serving.capacity import held_tokens, kv_sequences
 from roofline.serving.lengths import Lengths, as_lengths
-from roofline.serving.steps import StepTable, step_table
+from roofline.serving.queueing import Spread, queue_wait
+from roofline.serving.steps import Steps, StepTable, step_table
 from roofline.specs.engine import SchedulerProfile
 
 ROUNDS = 4  # of the fixed points; the next one moves a result by less than 0.1 %
 WINDOW = 4.0  # spread of the ends of a generation, in units of what unequal lengths make of it; tuned to the simulator
+SEARCHES = 6  # of the batch that a rate comes to
 BLOCK = 1 << 16  # points evaluated at once
 
 
@@ -93,48 +95,23 @@ def prompts_per_step(load: Load, r: Rules) -> Array:
     return room if r.chunked else np.maximum(np.floor(room), 1.0)
 
 
-def tpot(steps: StepTable, load: Load, r: Rules) -> Array:
-    """Mean seconds per output token while `batch` sequences run and each that ends is replaced at once.
-
-    Formula:  q = b - 1 requests prefill while one generates its O tokens, in n = min(O, q max(1, x/B)) steps that carry
-              c = q x/n prompt tokens each
-                mixed:         D + n/O (S(b, c) - D)
-                prompts first: D + phi n/O S(0, c),  phi = 1/2 where all requests end together, else 1
-    Args:     steps; load: per point; r: rules of the engine
-    Returns:  [s]
-    Assumes:  steps at the mean context; prompts arrive evenly
-    Error:    see the validation table of serving in docs/serving.md
-    Source:   derivation
-    """
-    decode = steps.decode(load.batch, load.context)
-    others = np.maximum(load.batch - 1.0, 0.0)
-    new = np.maximum(load.new, 1.0)
-    carrying = np.minimum(load.osl, others * np.maximum(1.0, new / r.budget))
-    prompts = np.where(carrying > 0, others / np.maximum(carrying, 1e-9), 1.0)
-    share = carrying / load.osl
-    if r.mixed:
-        return decode + share * (steps.mixed(load.batch, load.context, prompts, new, load.past) - decode)
-    phi = np.where(load.osl_ratio >= 1.0, 0.5, 1.0)
-    return decode + phi * share * steps.mixed(0.0, load.context, prompts, new, load.past)
-
-
-def step_with(steps: StepTable, load: Load, r: Rules, prompts: Array, fill: Array = 1.0) -> Array:
-    """Seconds of a step with `prompts` prompts beside `fill` of the decoding batch; prompts-first engines: beside none."""
+def step_kinds(table: StepTable, load: Load, r: Rules, fill: Array = 1.0) -> Steps:
+    """The steps that carry prompts, beside `fill` of the decoding batch; of prompts-first engines: beside none."""
     batch = 1.0 + fill * (load.batch - 1.0) if r.mixed else 0.0
-    return steps.mixed(batch, load.context, prompts, np.maximum(load.new, 1.0), load.past)
+    return table.beside(batch, load.context, load.new, load.past)
 
 
-def together(steps: StepTable, load: Load, r: Rules, prompts: Array, per_step: Array) -> Array:
+def together(steps: Steps, prompts: Array, per_step: Array) -> Array:
     """Mean time to the first token of `prompts` prompts that are let in together.
 
     Formula:  S(min(k, g)) (ceil(k/g) + ceil(1/g))/2
     Source:   derivation: they finish one after another, the first after ceil(1/g) steps, the last after ceil(k/g)
     """
     waves = np.ceil(prompts / per_step - 1e-9) + np.ceil(1.0 / per_step - 1e-9)
-    return step_with(steps, load, r, np.minimum(prompts, per_step)) * waves / 2.0
+    return steps.with_prompts_s(np.minimum(prompts, per_step)) * waves / 2.0
 
 
-def ttft_burst(steps: StepTable, load: Load, r: Rules) -> Array:
+def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array:
     """Mean TTFT of a whole batch of requests that arrive at once at an idle replica.
 
     Formula:  n = ceil(b/min(g, b)), s = S(min(g, b); 1/2), k1 = clip(S(1; 1/2)/f, 1, g), late = 1 - 1/b
@@ -142,27 +119,28 @@ def ttft_burst(steps: StepTable, load: Load, r: Rules) -> Array:
               + late N D1 (polling) + late hold D1 (prompts held back)
     Source:   derivation: either the prefill or the tokeniser (f seconds a request, serial) sets the pace
     """
-    b = load.batch
+    b, f = load.batch, r.request_s
     g = prompts_per_step(load, r)
     late = 1.0 - 1.0 / np.maximum(b, 1.0)
-    decode, alone = steps.decode(b, load.context), steps.decode(1.0, load.context)
-    waves = np.ceil(b / np.minimum(g, b) - 1e-9)
-    one = step_with(steps, load, r, np.minimum(1.0, g), 0.0) * np.maximum(1.0, 1.0 / g)
-    half = step_with(steps, load, r, np.minimum(1.0, g), 0.5) * np.maximum(1.0, 1.0 / g)
-    f = r.request_s
-    beside = np.clip(half / np.maximum(f, 1e-9), 1.0, np.maximum(g, 1.0))
-    paced = f * (b + 1.0) / 2.0 + 1.5 * step_with(steps, load, r, np.minimum(beside, np.maximum(g, 1.0)), 0.5)
-    filled = step_with(steps, load, r, np.minimum(g, b), 0.5)
-    queued = f + filled * (waves + np.ceil(1.0 / g - 1e-9)) / 2.0 + np.where(waves <= 2, late * one, 0.0)
+    alone = table.decode(1.0, load.context)
+    waves, chunks = np.ceil(b / np.minimum(g, b) - 1e-9), np.ceil(1.0 / g - 1e-9)
+    half = step_kinds(table, load, r, 0.5)
+    empty = step_kinds(table, load, r, 0.0)
+    beside = np.clip(half.with_prompts_s(np.minimum(1.0, g)) * chunks / np.maximum(f, 1e-9), 1.0, np.maximum(g, 1.0))
+    paced = f * (b + 1.0) / 2.0 + 1.5 * half.with_prompts_s(np.minimum(beside, np.maximum(g, 1.0)))
+    filled = half.with_prompts_s(np.minimum(g, b))
+    one = empty.with_prompts_s(np.minimum(1.0, g)) * chunks
+    queued = f + filled * (waves + chunks) / 2.0 + np.where(waves <= 2, late * one, 0.0)
     held = (b - 1.0) * load.new < r.hold_ratio * r.budget
     waiting = late * alone * (np.where(r.poll > 1, r.poll, 0.0) + np.where(held, r.hold, 0.0))
-    return r.front_s + r.emit * decode + np.maximum(queued, paced) + waiting
+    return r.front_s + r.emit * decode_s + np.maximum(queued, paced) + waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
     """How prompts fall into steps once the burst is over; see `rhythm`."""
 
+    steps: Steps
     decode_s: Array  # a step without prompts
     tpot_s: Array
     prompts: Array  # that are let in together
@@ -173,7 +151,7 @@ class Rhythm:
     busy: Array  # share of steps that carry a prompt
 
 
-def rhythm(steps: StepTable, load: Load, r: Rules, rate: Array | None = None) -> Rhythm:
+def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) -> Rhythm:
     """The fixed point of how many prompts share a step and how long steps then take.
 
     Formula:  lam requests/s arrive (closed loop: in a window W in which a generation ends), k of them share a step
@@ -184,34 +162,36 @@ def rhythm(steps: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
                 p   = share of steps that carry a prompt, min(1, lam S(k)/k); 0 for prompts first
     Source:   derivation; the factor 4 is tuned to the event simulator
     """
-    b, osl = load.batch, load.osl
+    b, osl, f = load.batch, load.osl, r.request_s
     g = prompts_per_step(load, r)
-    f = r.request_s
-    decode, alone = steps.decode(b, load.context), steps.decode(1.0, load.context)
-    full = step_with(steps, load, r, np.minimum(g, b))
-    fewest = np.minimum(g, 1.0)
+    steps = step_kinds(table, load, r)
+    decode = steps.decode_s() if r.mixed else table.decode(b, load.context)
+    base = decode if r.mixed else 0.0
+    polled = r.poll * table.decode(1.0, load.context) if np.any(r.poll > 1) else 0.0
+    fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
     lockstep = (load.osl_ratio >= 1.0) & (not r.mixed)
-    others = np.maximum(b - 1.0, 0.0) / osl
-    tp, k = decode, np.ones_like(decode * b)
+    others = np.where(lockstep, 0.5, 1.0) * (np.maximum(b - 1.0, 0.0) if rate is None else b) / osl
+    window = WINDOW * (1.0 - load.osl_ratio) * load.osl_longest
+    full = b * np.maximum(steps.with_prompts_s(np.minimum(g, b)) / np.minimum(g, b), f) if r.mixed else 0.0
+    inside = fewest
+    each = steps.with_prompts_s(inside)
+    tp = decode + others * (each - base) / np.minimum(1.0, inside)
     for _ in range(ROUNDS):
-        window = WINDOW * (1.0 - load.osl_ratio) * load.osl_longest * (tp if r.mixed else decode)
-        window = window + (b * np.maximum(full / np.minimum(g, b), f) if r.mixed else 0.0)
-        lam = np.maximum(b / np.maximum(window, 1e-12), b / (osl * tp)) if rate is None else rate
+        span = np.maximum(window * (tp if r.mixed else decode) + full, 1e-12)
+        lam = np.maximum(b / span, b / (osl * tp)) if rate is None else rate
         lam = np.minimum(lam, 1.0 / np.maximum(f, 1e-12))
-        each = step_with(steps, load, r, np.clip(k, fewest, np.maximum(g, fewest)))
         k = np.maximum(1.0, lam * each)
         k = np.maximum(k, 1.0 + lam * r.hold * decode)
-        k = np.where(r.poll > 1, np.maximum(k, lam * r.poll * alone), k)
-        k = np.minimum(np.where(lockstep, b, k), np.maximum(b, 1.0))
+        k = np.where(r.poll > 1, np.maximum(k, lam * polled), k)
+        k = np.minimum(np.where(lockstep, b, k), most)
         inside = np.minimum(k, g)
-        each = step_with(steps, load, r, inside)
-        extra = (each - (decode if r.mixed else 0.0)) / inside
-        tp = decode + np.where(lockstep, 0.5, 1.0) * others * extra
+        each = steps.with_prompts_s(inside)
+        tp = decode + others * (each - base) / inside
     busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
-    return Rhythm(decode, tp, k, inside, each, g, lam, busy)
+    return Rhythm(steps, decode, tp, k, inside, each, g, lam, busy)
 
 
-def ttft_steady(steps: StepTable, load: Load, r: Rules, beat: Rhythm, phased: bool = True) -> Array:
+def ttft_steady(r: Rules, beat: Rhythm, phased: bool = True) -> Array:
     """Mean TTFT after the burst is over.
 
     Formula:  L0 + f (1 + (k - 1)/4) + (late + ph) ((1 - p) D + p S(k)) + N D/2 [polling] + hold + T(k) + out D
@@ -227,24 +207,48 @@ def ttft_steady(steps: StepTable, load: Load, r: Rules, beat: Rhythm, phased: bo
     polled = np.where(r.poll > 1, r.poll * decode / 2.0, 0.0)
     gap = beat.rate * decode
     held = decode * (r.hold + gap * r.hold**2 / 2.0) / (1.0 + gap * r.hold)
-    first = together(steps, load, r, k, beat.per_step)
+    first = together(beat.steps, k, beat.per_step)
     return r.front_s + f * (1.0 + (k - 1.0) / 4.0) + waits + polled + held + first + r.emit * decode
 
 
 @dataclass(frozen=True)
 class SteadyState:
-    """What users and owners of a replica see under a load. Seconds and tokens; every field broadcasts."""
+    """What users and owners of a replica see under a load. Seconds and tokens; every field broadcasts.
 
-    ttft_s: Array
-    tpot_s: Array
-    e2e_s: Array
+    `ttft`, `tpot`, `e2e` say how times differ from request to request: `state.ttft.at(0.9)` is the 90th percentile.
+    """
+
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
     batch: Array  # sequences that decode together, whole replica
     concurrency: Array  # requests in the system
     requests_per_s: Array
     tokens_per_s: Array  # output tokens
     kv_occupancy: Array  # sequences running over sequences that fit
-    saturated: Array  # more is asked than the replica can do; times are then those of the fullest batch it can run
-    feasible: Array  # not even one sequence fits where False
+    utilisation: Array  # load over what the replica can do; 1 where a closed loop waits for seats
+    feasible: Array  # False where not even one sequence fits
+    parts_s: dict[str, Array]  # of the mean TTFT
+
+    @property
+    def ttft_s(self) -> Array:
+        """Mean time to first token."""
+        return self.ttft.mean
+
+    @property
+    def tpot_s(self) -> Array:
+        """Mean time per output token after the first."""
+        return self.tpot.mean
+
+    @property
+    def e2e_s(self) -> Array:
+        """Mean time from sending a request to its last token."""
+        return self.e2e.mean
+
+    @property
+    def saturated(self) -> Array:
+        """True where more is asked than the replica can do: times are then those of the fullest batch it can run."""
+        return self.utilisation >= 1.0
 
 
 def steady_state(
@@ -255,6 +259,7 @@ def steady_state(
     concurrency: Array | None = None,
     rate_per_s: Array | None = None,
     cached: Array = 0.0,
+    arrivals_cv2: Array = 1.0,
     burst_share: Array = 0.0,
     **knobs: Array,
 ) -> SteadyState:
@@ -262,6 +267,7 @@ def steady_state(
 
     Args:     isl, osl [tokens]: arrays or `Lengths`; concurrency [requests]: closed loop, whoever gets an answer asks
               again; or rate_per_s [1/s]: open loop; cached [tokens] of each prompt found in the prefix cache;
+              arrivals_cv2 [-]: squared coefficient of variation of the gaps between arrivals (Poisson 1, bursty more);
               burst_share [-]: part of the requests that arrive together at the start (a benchmark of n requests at
               concurrency c: c/n); knobs: scheduler settings in place of the engine profile's, see KNOBS
     Returns:  SteadyState, everything broadcast
@@ -271,28 +277,147 @@ def steady_state(
     if (concurrency is None) == (rate_per_s is None):
         raise InputError("give concurrency (closed loop) or rate_per_s (open loop), one of them")
     prompts, outputs = as_lengths(isl), as_lengths(osl)
-    dp = deployment.plan.dp
-    steps = step_table(deployment)
-    r = rules(deployment.engine.scheduler, prompts.mean, dp, knobs)
+    inputs = (prompts.mean, outputs.mean, concurrency, rate_per_s, cached, burst_share, *knobs.values())
+    if any(np.any(~np.isfinite(np.asarray(x, float))) or np.any(np.asarray(x) < 0) for x in inputs if x is not None):
+        raise InputError("lengths, concurrency, rate and knobs are finite and not negative")
+    r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
     fits = kv_sequences(deployment, held_tokens(prompts.mean, outputs.mean))
-    cap = np.maximum(fits, 1.0)
-
-    def load(batch: Array) -> Load:
-        return Load(prompts.mean - cached, cached, outputs.mean, outputs.ratio_min, outputs.longest, batch)
-
+    site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
     if concurrency is not None:
-        wanted = np.maximum(np.asarray(concurrency, float) / dp, 1.0)
-        at = load(np.minimum(wanted, cap))
-        beat = rhythm(steps, at, r)
-        gap = beat.tpot_s
-        first = (1.0 - burst_share) * ttft_steady(steps, at, r, beat)
-        if np.any(np.asarray(burst_share) > 0):
-            first = first + burst_share * (ttft_burst(steps, at, r) + r.cold_s)
-        first = first + np.maximum(wanted - cap, 0.0) / cap * outputs.mean * gap
-        whole = first + (outputs.mean - 1.0) * gap
-        rate = np.asarray(concurrency, float) / whole
-        return SteadyState(
-            first, gap, whole, at.batch * dp, concurrency + 0.0 * whole, rate, rate * outputs.mean, at.batch / cap,
-            wanted > cap, fits >= 1.0,
-        )  # fmt: skip
-    raise NotImplementedError
+        return _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
+    return _open(site, np.asarray(rate_per_s, float), arrivals_cv2, deployment.plan.dp, fits >= 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One rank with its rules, the lengths it is asked for, and how many sequences it can hold."""
+
+    table: StepTable
+    rules: Rules
+    prompts: Lengths
+    outputs: Lengths
+    cached: Array
+    cap: Array
+
+    def load(self, batch: Array) -> Load:
+        """What `batch` such requests ask of it."""
+        new = np.maximum(self.prompts.mean - self.cached, 1.0)
+        return Load(new, self.cached, self.outputs.mean, self.outputs.ratio_min, self.outputs.longest, batch)
+
+
+def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasible: Array) -> SteadyState:
+    wanted = np.maximum(concurrency / dp, 1.0)
+    load = site.load(np.minimum(wanted, site.cap))
+    beat = rhythm(site.table, load, site.rules)
+    steady = ttft_steady(site.rules, beat)
+    osl = site.outputs.mean
+    seats = np.maximum(wanted - site.cap, 0.0) / site.cap * osl * beat.tpot_s
+    burst = steady
+    if np.any(np.asarray(burst_share) > 0):
+        burst = ttft_burst(site.table, load, site.rules, beat.decode_s) + site.rules.cold_s
+    floor, rest = _floor(beat, steady)
+    earliest = np.minimum(floor, burst)
+    ttft = Spread(floor, rest + seats, np.sqrt(_spread(beat, rest) ** 2 + (seats * site.outputs.cv) ** 2), burst_share,
+                  earliest + seats, 2.0 * burst - earliest + seats)  # fmt: skip
+    tpot = Spread(0.0, beat.tpot_s, 0.05 * beat.tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
+    return _state(ttft, tpot, site, load, dp, concurrency, None, np.where(wanted > site.cap, 1.0, load.batch / site.cap),
+                  feasible, {"first step": floor, "waiting": rest, "seats": seats, "burst": burst_share * (burst - steady)})  # fmt: skip
+
+
+def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array) -> SteadyState:
+    lam = rate / dp
+    osl = site.outputs.mean
+    kinds = step_kinds(site.table, site.load(1.0), site.rules)
+    fastest = site.cap / (osl * tpot_open(site, kinds, site.cap))
+    inside = np.minimum(lam, fastest)
+    batch = _batch_at(site, kinds, inside)
+    load = site.load(np.maximum(batch, 1.0))
+    beat = rhythm(site.table, load, site.rules, inside)
+    utilisation = lam / fastest
+    steady = ttft_steady(site.rules, beat, phased=False)
+    floor, rest = _floor(beat, steady)
+    prompt_work = np.minimum(inside * (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside, 0.999)
+    extra = queue_wait(prompt_work, beat.step_s, 1.0, arrivals_cv2, 0.0) * np.maximum(arrivals_cv2 - 1.0, 0.0)
+    calm = np.minimum(utilisation, 0.999)
+    seats = queue_wait(calm, osl * beat.tpot_s, site.cap, arrivals_cv2, site.outputs.cv**2)
+    tokens = queue_wait(np.minimum(inside * site.rules.request_s, 0.999), site.rules.request_s, 1.0, arrivals_cv2, 0.0)
+    waiting = rest + extra + seats + tokens
+    ttft = Spread(floor, waiting, np.sqrt(_spread(beat, rest) ** 2 + (extra + seats + tokens) ** 2))
+    higher, here = (tpot_open(site, kinds, load.batch * x) for x in (1.1, 1.0))
+    slope = np.maximum(higher - here, 0.0) / (0.1 * load.batch)
+    tpot_sd = slope * np.sqrt(2.0 / 3.0 * load.batch * np.maximum(arrivals_cv2, 0.1))
+    return _state(ttft, Spread(0.0, beat.tpot_s, tpot_sd), site, load, dp, None, np.minimum(rate, fastest * dp),
+                  utilisation, feasible, {"first step": floor, "waiting": rest + tokens, "seats": seats + extra, "burst": 0.0 * rest})  # fmt: skip
+
+
+def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
+    """Mean seconds per output token where `batch` sequences run and others arrive at the rate at which they end.
+
+    Formula:  k = max(1, b/(O tp1) S(1)), tp1 = D + b/O (S(1) - D): D + b/O (S(k) - D)/k; prompts first: S(k)/k alone
+    Args:     steps: of this site beside any batch
+    Source:   derivation, as `rhythm` in one round
+    """
+    load = site.load(np.maximum(batch, 1.0))
+    each_own = load.batch / load.osl
+    if site.rules.mixed:
+        steps = steps.at(load.batch, load.context)
+        decode = base = steps.decode_s()
+    else:
+        decode, base = site.table.decode(load.batch, load.context), 0.0
+    g = prompts_per_step(load, site.rules)
+    few = np.minimum(1.0, g)
+    one = steps.with_prompts_s(few)
+    alone = decode + each_own * (one - base) / few
+    k = np.minimum(np.maximum(1.0, each_own / alone * one), g)
+    return decode + each_own * (steps.with_prompts_s(k) - base) / k
+
+
+def _batch_at(site: Site, steps: Steps, rate: Array) -> Array:
+    """Sequences that decode together when `rate` requests a second are served.
+
+    Formula:  b = rate O tpot(b): Little's law
+    Source:   Little 1961; solved by regula falsi with the Illinois rule
+    """
+    osl = site.outputs.mean
+
+    def excess(b: Array) -> Array:
+        return b - rate * osl * tpot_open(site, steps, b)
+
+    low, high = np.zeros_like(site.cap * rate), site.cap + 0.0 * rate
+    f_low, f_high = -rate * osl * tpot_open(site, steps, np.ones_like(low)), excess(high)
+    for _ in range(SEARCHES):
+        middle = np.clip(low - f_low * (high - low) / np.where(f_high > f_low, f_high - f_low, 1.0), low, high)
+        f = excess(middle)
+        left = f < 0
+        f_high = np.where(left, f_high * 0.5, f)
+        f_low = np.where(left, f, f_low * 0.5)
+        low, high = np.where(left, middle, low), np.where(left, high, middle)
+    return np.clip(low - f_low * (high - low) / np.where(f_high > f_low, f_high - f_low, 1.0), low, high)
+
+
+def _floor(beat: Rhythm, steady: Array) -> tuple[Array, Array]:
+    """The part of a mean TTFT that every request pays, and the rest: the step under way on arrival, company, holding."""
+    floor = np.maximum(steady - beat.decode_s - (beat.step_s - beat.decode_s) * 0.5, 0.5 * steady)
+    return floor, steady - floor
+
+
+def _spread(beat: Rhythm, rest: Array) -> Array:
+    """Standard deviation of the rest: a uniform residual of a step, and what company adds."""
+    return np.sqrt((beat.step_s**2) / 12.0 + np.maximum(rest - beat.decode_s, 0.0) ** 2)
+
+
+def _state(ttft, tpot, site, load, dp, concurrency, rate, utilisation, feasible, parts) -> SteadyState:
+    osl = site.outputs.mean
+    gaps = np.maximum(osl - 1.0, 0.0)
+    length_sd = gaps * tpot.mean * site.outputs.cv
+    sd = np.sqrt(length_sd**2 + (gaps * tpot.sd_s) ** 2 + ttft.sd_s**2)
+    fixed_s = 0.5 * gaps * tpot.mean
+    e2e = Spread(fixed_s, ttft.mean + gaps * tpot.mean - fixed_s, sd)
+    if rate is None:
+        rate = concurrency / e2e.mean
+    else:
+        concurrency = rate * e2e.mean
+    return SteadyState(
+        ttft, tpot, e2e, load.batch * dp, concurrency, rate, rate * osl, load.batch / site.cap, utilisation, feasible,
+        parts,
+    )  # fmt: skip

@@ -1,12 +1,12 @@
 """Step times of one deployment, tabulated once, so that a million serving points build no op.
 
-A step is additive in three parts that depend on few numbers each: ops that count tokens only, attention of decodes,
-attention of prompts. Each part is tabulated through the step model itself and interpolated.
+A step is additive in four parts that depend on few numbers each: ops that count tokens only, the head, attention of
+decodes, attention of prompts. Each is tabulated through the step model itself and interpolated linearly.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,84 +18,134 @@ from roofline.workload import Sequences
 
 # Products that belong to one group of sequences and not to all tokens of a step: MLA's two forms.
 GROUP_PRODUCTS = ("attn.absorb_q", "attn.absorb_v", "attn.kv_b")
-TOKENS = np.unique(np.concatenate((np.arange(1, 33), np.round(2.0 ** np.arange(5, 18.01, 0.125))))).astype(float)
-BATCHES = np.unique(np.round(2.0 ** np.arange(0, 14.01, 0.5))).astype(float)
-CONTEXTS = np.concatenate(([1.0], 2.0 ** np.arange(6, 21.01, 1.0)))
-PROMPTS = 2.0 ** np.arange(0, 20.01, 0.5)
-PASTS = np.concatenate(([0.0], 2.0 ** np.arange(8, 20.01, 2.0)))
-MANY = 16.0  # prompts in one step at which the cost of one more is taken
-
 # How many kernels an op launches where they are not captured in a graph.
 LAUNCHES = {"experts": 5.0, "exchange": 2.0}
+MANY = 16.0  # prompts in one step at which the cost of one more is taken
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Points at equal ratios from 1 on."""
+
+    per_octave: float
+    octaves: int
+
+    @property
+    def points(self) -> np.ndarray:
+        """The points themselves."""
+        return 2.0 ** (np.arange(self.octaves * self.per_octave + 1) / self.per_octave)
+
+    def place(self, x: Array) -> tuple[np.ndarray, np.ndarray]:
+        """Cell of x and the share of the way through it; below 1 the first point, beyond the end on its last slope."""
+        x = np.maximum(x, 1.0)
+        i = np.minimum((np.log2(x) * self.per_octave).astype(np.intp), int(self.octaves * self.per_octave) - 1)
+        low = np.exp2(i / self.per_octave)
+        return i, (x / low - 1.0) / (2.0 ** (1.0 / self.per_octave) - 1.0)
+
+
+TOKENS, BATCHES, CONTEXTS, PROMPTS, PASTS = Axis(8, 20), Axis(2, 14), Axis(1, 22), Axis(2, 21), Axis(0.5, 22)
+
+
+@dataclass(frozen=True, slots=True)
 class StepTable:
-    """Seconds of any step of one rank's share of a deployment: `batch` decodes beside some prompt tokens.
+    """Seconds of any step of one rank's share of a deployment: some sequences decode beside some prompt tokens.
 
     All arguments count sequences and tokens of ONE attention-data-parallel rank; other ranks are assumed to do the same.
-    With pipeline stages a step is a round trip of all micro-batches.
+    With pipeline stages a step is a round trip of all micro-batches. Times have a leading axis of `lanes`: one where
+    kernels follow one another, more where a schedule lets resources overlap.
 
-    Error: interpolation only; 0.5 % median and 3 % at most against the step model (tests/test_serving_steps.py)
+    Error: interpolation only; tests/test_serving_steps.py holds it to the step model
     """
 
     schedule: str
-    tokens_s: np.ndarray  # [lane, token]
-    head_s: np.ndarray  # [lane, batch]
-    decode_s: np.ndarray  # [lane, batch, context]
-    prompt_s: np.ndarray  # [lane, prompt, past], one prompt
-    prompt_more_s: np.ndarray  # [lane, prompt, past], each further prompt
+    tokens_s: np.ndarray  # [lane, TOKENS]
+    head_s: np.ndarray  # [lane, BATCHES]
+    decode_s: np.ndarray  # [lane, BATCHES, CONTEXTS]
+    prompt_s: np.ndarray  # [lane, PROMPTS, PASTS], one prompt
+    prompt_more_s: np.ndarray  # [lane, PROMPTS, PASTS], each further prompt
     pipeline: float  # pp
     host_gap_s: float
-    layers: float
-    layer_s: float  # per layer of a step with prompt tokens that no graph holds
+    layers_s: float  # what the layers of a step with prompt tokens pay beside their kernels
     launch_s: float  # all kernels of a step launched one by one
-    graph_tokens: float
+    graph_tokens: float  # steps of at most so many tokens pay neither
 
-    def decode(self, batch: Array, context: Array) -> Array:
-        """Seconds of a step of `batch` decodes over `context` cached tokens each."""
-        return self._combined(self._decode_lanes(batch, context))
+    def tokens(self, tokens: Array) -> Array:
+        """Lanes of everything that counts tokens only."""
+        return _linear(self.tokens_s, *TOKENS.place(np.asarray(tokens, float) / self.pipeline))
 
-    def mixed(self, batch: Array, context: Array, prompts: Array, new: Array, past: Array = 0.0) -> Array:
-        """Seconds of a step of `batch` decodes (0: prompts alone) and `prompts` prompts of `new` tokens over `past`.
+    def head(self, rows: Array) -> Array:
+        """Lanes of the head over `rows` positions."""
+        return _linear(self.head_s, *BATCHES.place(np.asarray(rows, float) / self.pipeline))
 
-        `prompts` may be a fraction: a chunk of a longer prompt, at its average cost.
+    def attention(self, batch: Array, context: Array) -> Array:
+        """Lanes of the attention of `batch` decodes over `context` cached tokens each."""
+        b = np.asarray(batch, float) / self.pipeline
+        return _bilinear(self.decode_s, BATCHES.place(b), CONTEXTS.place(np.asarray(context, float)))
 
-        Formula:  max(tokens(b + k x) + head(b + k) + decode(b, ctx) + prompt attention + layers t_layer, launches t_launch);
-                  a step of at most graph_tokens pays neither t_layer nor launches
-        """
-        work = prompts * new
-        lanes = self._lanes_of_tokens(batch + work) + self._lanes_of_head(batch + np.minimum(prompts, np.ceil(prompts)))
-        lanes = lanes + np.where(np.asarray(batch) > 0, self._attention(np.maximum(batch, 1.0), context), 0.0)
-        lanes = lanes + self._prompt_attention(prompts, new, past)
-        eager = self._combined(lanes) + self.layers * self.layer_s
-        graphed = batch + work <= self.graph_tokens
-        return np.where(graphed, self._combined(lanes), np.maximum(eager, self.launch_s))
+    def prompts(self, new: Array, past: Array) -> tuple[Array, Array]:
+        """Lanes of the attention of one prompt of `new` tokens over `past`, and of each further one."""
+        at = PROMPTS.place(np.asarray(new, float)), PASTS.place(np.asarray(past, float))
+        return tuple(_bilinear(t, *at) / self.pipeline for t in (self.prompt_s, self.prompt_more_s))
 
-    def _decode_lanes(self, batch: Array, context: Array) -> Array:
-        return self._lanes_of_tokens(batch) + self._lanes_of_head(batch) + self._attention(batch, context)
-
-    def _lanes_of_tokens(self, tokens: Array) -> Array:
-        return _interp(self.tokens_s, TOKENS, np.asarray(tokens, float) / self.pipeline)
-
-    def _lanes_of_head(self, rows: Array) -> Array:
-        return _interp(self.head_s, BATCHES, np.asarray(rows, float) / self.pipeline)
-
-    def _attention(self, batch: Array, context: Array) -> Array:
-        return _grid(self.decode_s, BATCHES, CONTEXTS, np.asarray(batch, float) / self.pipeline, context)
-
-    def _prompt_attention(self, prompts: Array, new: Array, past: Array) -> Array:
-        prompts = np.asarray(prompts, float)
-        first = _grid(self.prompt_s, PROMPTS, PASTS, new, past) * np.minimum(prompts, 1.0)
-        more = _grid(self.prompt_more_s, PROMPTS, PASTS, new, past) * np.maximum(prompts - 1.0, 0.0)
-        return (first + more) / self.pipeline
-
-    def _combined(self, lanes: Array) -> Array:
+    def combined(self, lanes: Array) -> Array:
+        """Seconds of a step from its lanes."""
         if self.schedule == "serial":
             return lanes[0] + self.host_gap_s
         if self.schedule == "overlapped":
             return np.maximum(lanes[0] - lanes[1], lanes[1]) + self.host_gap_s
         return np.maximum(np.maximum(lanes[0], lanes[1]), lanes[2]) + self.host_gap_s
+
+    def eager(self, seconds: Array) -> Array:
+        """Seconds of a step with prompt tokens that no graph holds."""
+        return np.maximum(seconds + self.layers_s, self.launch_s)
+
+    def decode(self, batch: Array, context: Array) -> Array:
+        """Seconds of a step of `batch` decodes over `context` cached tokens each."""
+        return self.combined(self.tokens(batch) + self.head(batch) + self.attention(batch, context))
+
+    def beside(self, batch: Array, context: Array, new: Array, past: Array) -> Steps:
+        """Steps in which prompts of `new` tokens over `past` run beside `batch` decodes (0: alone)."""
+        return Steps(self, batch, self.fixed(batch, context), np.asarray(new, float), *self.prompts(new, past))
+
+    def fixed(self, batch: Array, context: Array) -> Array:
+        """Lanes of what decodes add to a step beside their tokens."""
+        batch = np.asarray(batch, float)
+        lanes = self.head(batch)
+        if np.any(batch > 0):
+            lanes = lanes + np.where(batch > 0, self.attention(batch, context), 0.0)
+        return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of one point of a load: what does not depend on how many prompts join is evaluated once."""
+
+    table: StepTable
+    batch: Array
+    fixed: Array  # lanes of head and decode attention
+    new: Array
+    first: Array  # lanes of a prompt's attention
+    more: Array
+
+    def at(self, batch: Array, context: Array) -> Steps:
+        """The same prompts beside another batch."""
+        return replace(self, batch=batch, fixed=self.table.fixed(batch, context))
+
+    def decode_s(self) -> Array:
+        """Seconds of a step without prompts."""
+        return self.table.combined(self.table.tokens(self.batch) + self.fixed)
+
+    def with_prompts_s(self, prompts: Array) -> Array:
+        """Seconds of a step that `prompts` prompts join; a fraction is a chunk of a longer prompt, at its average cost.
+
+        Formula:  max(tokens(b + k x) + head(b) + attention + layers t_layer, launches t_launch); a step of at most
+                  graph_tokens pays neither t_layer nor launches
+        """
+        tokens = self.batch + prompts * self.new
+        lanes = self.table.tokens(tokens) + self.fixed
+        lanes = lanes + self.first * np.minimum(prompts, 1.0) + self.more * np.maximum(prompts - 1.0, 0.0)
+        seconds = self.table.combined(lanes)
+        return np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
 
 
 def launches(op: Op) -> float:
@@ -117,28 +167,32 @@ def step_table(deployment: Deployment) -> StepTable:
 
 def _tabulated(deployment: Deployment) -> StepTable:
     profile, pp, dp = deployment.engine.step, deployment.plan.pp, deployment.plan.dp
-    schedule = profile.schedule
+    t, b, c, p, past = (axis.points for axis in (TOKENS, BATCHES, CONTEXTS, PROMPTS, PASTS))
 
-    def lanes(*groups: Sequences, which: str) -> np.ndarray:
-        times = [t for t in deployment.step(*groups).times if _part(t.op) == which]
-        shape = np.broadcast_shapes(*(np.shape(g.count) for g in groups), *(np.shape(g.new) for g in groups),
-                                    *(np.shape(g.past) for g in groups))  # fmt: skip
-        return np.stack([np.broadcast_to(sum((t.op.count * s for t, s in lane), 0.0), shape) for lane in _lanes(times, schedule)])
+    def lanes(part: str, group: Sequences) -> np.ndarray:
+        times = [x for x in deployment.step(group).times if _part(x.op) == part]
+        shape = np.broadcast_shapes(np.shape(group.count), np.shape(group.new), np.shape(group.past))
+        sums = [sum((x.op.count * s for x, s in lane), 0.0) for lane in _lanes(times, profile.schedule)]
+        return np.stack([np.broadcast_to(s, shape) for s in sums])
 
-    decodes = Sequences(TOKENS * dp, 1.0, 1.0)
-    slow = _slowest(deployment, decodes)
-    tokens = lanes(Sequences(TOKENS * dp, 1.0, 1.0, 0.0), which="tokens") * slow
-    head = lanes(Sequences(BATCHES * dp, 1.0, 1.0), which="head")
-    attention = lanes(Sequences(BATCHES[:, None] * dp, 1.0, CONTEXTS), which="attention")
-    prompt = lanes(Sequences(float(dp), PROMPTS[:, None], PASTS), which="attention")
-    many = lanes(Sequences(MANY * dp, PROMPTS[:, None], PASTS), which="attention")
+    every = Sequences(t * dp, 1.0, 1.0, 0.0)
     one = deployment.step(Sequences(float(dp), 1.0, 1.0), Sequences(float(dp), 512.0, 0.0))
-    count = sum(float(np.max(t.op.count)) * launches(t.op) for t in one.times)
+    kernels = sum(float(np.max(x.op.count)) * launches(x.op) for x in one.times)
+    prompt = lanes("attention", Sequences(float(dp), p[:, None], past))
+    many = lanes("attention", Sequences(MANY * dp, p[:, None], past))
     return StepTable(
-        schedule, tokens, head, attention, prompt, (many - prompt) / (MANY - 1.0), float(pp), float(profile.host_gap_s),
-        float(deployment.model.executed_layers), float(profile.mixed_layer_s), count * float(profile.launch_s),
+        profile.schedule,
+        lanes("tokens", every) * _waiting(deployment, every),
+        lanes("head", Sequences(b * dp, 1.0, 1.0)),
+        lanes("attention", Sequences(b[:, None] * dp, 1.0, c)),
+        prompt,
+        (many - prompt) / (MANY - 1.0),
+        float(pp),
+        float(profile.host_gap_s),
+        deployment.model.executed_layers * float(profile.mixed_layer_s),
+        kernels * float(profile.launch_s),
         float(profile.graph_tokens),
-    )  # fmt: skip
+    )
 
 
 def _part(op: Op) -> str:
@@ -157,7 +211,7 @@ def _lanes(times: list[OpTime], schedule: str) -> list[list[tuple[OpTime, Array]
     return [[(t, t.lane_s(lane)) for t in times] for lane in ("compute", "memory", "network")]
 
 
-def _slowest(deployment: Deployment, group: Sequences) -> Array:
+def _waiting(deployment: Deployment, group: Sequences) -> Array:
     """Round trip over pipeline stages in units of a pass: more than 1 where the slowest stage holds the others up."""
     pp = deployment.plan.pp
     if pp == 1:
@@ -166,28 +220,16 @@ def _slowest(deployment: Deployment, group: Sequences) -> Array:
     return np.maximum(pp * stages / deployment.step(group).total_s, 1.0)
 
 
-def _place(grid: np.ndarray, x: Array, log: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Index of the cell and the share of the way through it, clipped at the low end, extrapolated at the high one."""
-    x = np.maximum(np.asarray(x, float), grid[0])
-    i = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
-    low, high = grid[i], grid[i + 1]
-    return i, (np.log(x / low) / np.log(high / low) if log else (x - low) / (high - low))
-
-
-def _interp(table: np.ndarray, grid: np.ndarray, x: Array) -> np.ndarray:
-    """Linear in x between grid points, for every lane."""
-    i, share = _place(grid, x, log=False)
+def _linear(table: np.ndarray, i: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Linear between grid points, for every lane."""
     low = table[:, i]
     return low + share * (table[:, i + 1] - low)
 
 
-def _grid(table: np.ndarray, first: np.ndarray, second: np.ndarray, x: Array, y: Array) -> np.ndarray:
-    """Linear in x and y between grid points, for every lane."""
-    i, u = _place(first, x, log=False)
-    j, v = _place(second, y, log=False)
-    a = table[:, i, j]
-    b = table[:, i, j + 1]
-    c = table[:, i + 1, j]
-    d = table[:, i + 1, j + 1]
-    low = a + v * (b - a)
-    return low + u * (c + v * (d - c) - low)
+def _bilinear(table: np.ndarray, x: tuple, y: tuple) -> np.ndarray:
+    """Linear in both directions between grid points, for every lane."""
+    (i, u), (j, v) = x, y
+    low, high = table[:, i, j], table[:, i + 1, j]
+    low = low + v * (table[:, i, j + 1] - low)
+    high = high + v * (table[:, i + 1, j + 1] - high)
+    return low + u * (high - low)
