@@ -168,25 +168,28 @@ def mla_prefill_bytes(model: Model, plan: Plan, precision: Precision, profile: M
     return found
 
 
-def non_torch_bytes(plan: Plan, profile: MemoryProfile) -> float:
+def non_torch_bytes(plan: Plan, profile: MemoryProfile, switched: bool = True) -> float:
     """Growth outside the framework's allocator while profiling: kernels, contexts, communication buffers.
 
     Formula:  tp = 1: base; tp > 1: base + pair + rank log2(tp / 2); pipeline stages with tp = 1: their own constant
+    Args:     switched: the devices are joined by a switch, for which engines keep larger buffers
     Error:    0.01 GiB on the dev rows, one of which (Granite-8B at tp 1) has 0.2 GiB more
     Source:   fitted, see the profile
     """
     if plan.tp > 1:
+        if not switched:
+            return profile.non_torch + profile.non_torch_tp_plain
         return profile.non_torch + profile.non_torch_tp + profile.non_torch_rank * float(np.log2(plan.tp / 2.0))
     return profile.non_torch_pp if plan.pp > 1 and profile.non_torch_pp else profile.non_torch
 
 
-def context_bytes(model: Model, plan: Plan, profile: MemoryProfile) -> float:
+def context_bytes(model: Model, plan: Plan, profile: MemoryProfile, switched: bool = True) -> float:
     """Taken on a device before the engine looks at free memory: driver, context, communicators.
 
     Source:   fitted on free memory at start, see the profile
     """
     moe = any(w.expert for r, _ in model.stage_runs(plan.pp, 0) for w in r.weights(model.hidden, model.norm_params))
-    more = (profile.context_tp + profile.context_moe * moe) if plan.tp > 1 else 0.0
+    more = (profile.context_tp + profile.context_moe * moe) if plan.tp > 1 and switched else 0.0
     return profile.context + more + (profile.context_pp if plan.pp > 1 and plan.tp == 1 else 0.0)
 
 

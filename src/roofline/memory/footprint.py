@@ -8,7 +8,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.memory import activations as act
-from roofline.memory.paging import CacheKind, Pool, cache_kinds, pool, sequence_bytes
+from roofline.memory.paging import CacheKind, Pool, cache_kinds, pool, sequence_bytes, up_to_cells
 from roofline.memory.weights import weight_bytes
 from roofline.parallel import Plan
 from roofline.precision import Precision
@@ -124,20 +124,31 @@ def footprint(
     profile = engine.memory
     visible = accelerator.usable_bytes if visible_bytes is None else visible_bytes
     seqs, tokens = limits(profile, visible)
-    seqs = seqs if max_num_seqs is None else max_num_seqs
-    tokens = tokens if max_num_batched_tokens is None else max_num_batched_tokens
-    share = profile.utilisation if utilisation is None else utilisation
-    length = np.maximum(np.asarray(length, float), 1.0)[()]
-    stages = tuple(
-        _stage(
-            model, accelerator.sms, plan, precision, profile, length, share, seqs, tokens, visible, graph_sizes, stage
-        )
-        for stage in range(plan.pp)
+    settings = Settings(
+        np.maximum(np.asarray(length, float), 1.0)[()],
+        profile.utilisation if utilisation is None else utilisation,
+        seqs if max_num_seqs is None else max_num_seqs,
+        tokens if max_num_batched_tokens is None else max_num_batched_tokens,
+        visible,
+        profile.graph_sizes if graph_sizes is None else graph_sizes,
     )
-    pools = [pool(s.kv_pool, list(s.kinds), length, tokens, profile) for s in stages]
-    least = _least(pools, length)
-    reasons = _reasons(model, plan, precision, profile, stages, least, length, seqs, tokens, accelerator.sms)
-    return Footprint(stages, least, reasons)
+    stages = tuple(_stage(model, accelerator, plan, precision, profile, settings, s) for s in range(plan.pp))
+    pools = [pool(s.kv_pool, list(s.kinds), settings.length, settings.tokens, profile) for s in stages]
+    least = _least(pools, settings.length)
+    sampler = act.sampler_bytes(model, precision, profile, settings.tokens, settings.seqs, accelerator.sms)
+    return Footprint(stages, least, _reasons(model, profile, stages, least, settings, sampler))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a deployment is asked for; floats or arrays that broadcast."""
+
+    length: Array  # tokens of the longest sequence
+    utilisation: Array
+    seqs: Array  # most sequences of a step
+    tokens: Array  # most tokens of a step
+    visible: Array  # bytes
+    graph_sizes: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +166,19 @@ class _Structure:
 _KNOWN: dict[tuple, tuple[tuple, _Structure]] = {}
 
 
-def _structure(model: Model, plan: Plan, precision: Precision, profile: MemoryProfile, stage: int) -> _Structure:
+def _structure(
+    model: Model, plan: Plan, precision: Precision, profile: MemoryProfile, switched: bool, stage: int
+) -> _Structure:
     """Kept by identity of the records: hashing a model takes longer than the arithmetic. They stay alive with it."""
-    key = (id(model), id(precision), id(profile), plan, stage)
+    key = (id(model), id(precision), id(profile), plan, switched, stage)
     if key not in _KNOWN:
         if len(_KNOWN) >= 512:
             _KNOWN.clear()
         found = _Structure(
             weight_bytes(model, plan, precision, profile, stage),
             act.widths(model, plan, precision, profile, stage),
-            act.non_torch_bytes(plan, profile),
-            act.context_bytes(model, plan, profile),
+            act.non_torch_bytes(plan, profile, switched),
+            act.context_bytes(model, plan, profile, switched),
             act.graph_bytes_per_size(model, plan, precision, profile, stage),
             tuple(cache_kinds(model, plan, precision, stage)),
         )
@@ -175,40 +188,43 @@ def _structure(model: Model, plan: Plan, precision: Precision, profile: MemoryPr
 
 def _stage(
     model: Model,
-    cores: int,
+    accelerator: Accelerator,
     plan: Plan,
     precision: Precision,
     profile: MemoryProfile,
-    length: Array,
-    share: Array,
-    seqs: Array,
-    tokens: Array,
-    visible: Array,
-    graph_sizes: Array | None,
+    asked: Settings,
     stage: int,
 ) -> StageMemory:
-    fixed = _structure(model, plan, precision, profile, stage)
-    weights, growth, context, kinds = fixed.weights, fixed.growth, fixed.context, fixed.kinds
-    activation = act.activation_bytes(model, plan, precision, profile, tokens, seqs, cores, stage, fixed.widths)
-    sizes = profile.graph_sizes if graph_sizes is None else graph_sizes
-    graphs = profile.graph_base + sizes * fixed.graph_per_size
-    taken = weights + activation + growth
-    requested = share * np.asarray(visible, float)
+    switched = accelerator.scale_up is not None and accelerator.scale_up.topology == "switch"
+    fixed = _structure(model, plan, precision, profile, switched, stage)
+    activation = act.activation_bytes(
+        model, plan, precision, profile, asked.tokens, asked.seqs, accelerator.sms, stage, fixed.widths
+    )
+    graphs = profile.graph_base + asked.graph_sizes * fixed.graph_per_size
+    taken = fixed.weights + activation + fixed.growth
+    requested = asked.utilisation * np.asarray(asked.visible, float)
+    room = asked.visible - fixed.context
     if profile.pool_rule == "after_peak":
         free = requested - taken - (graphs if profile.graphs_in_budget else 0.0)
     elif profile.pool_rule == "fraction_of_total":
-        free = share * (visible - context) - weights
+        free = asked.utilisation * room - fixed.weights
     elif profile.pool_rule == "fraction_of_free":
-        free = share * (visible - context - taken)
+        free = asked.utilisation * (room - taken)
     else:
-        wanted = seqs * sequence_bytes(list(kinds), up_to_slots(length, profile), tokens, profile)
-        free = np.minimum(wanted, visible - context - taken)
-    return StageMemory(stage, visible, requested, context, weights, activation, growth, free, graphs, kinds)
-
-
-def up_to_slots(length: Array, profile: MemoryProfile) -> Array:
-    """Cells of a contiguous cache for sequences of `length`."""
-    return np.ceil(np.asarray(length, float) / max(profile.cell_multiple, 1)) * max(profile.cell_multiple, 1)
+        cells = up_to_cells(asked.length, profile.cell_multiple)
+        free = np.minimum(asked.seqs * sequence_bytes(list(fixed.kinds), cells, asked.tokens, profile), room - taken)
+    return StageMemory(
+        stage,
+        asked.visible,
+        requested,
+        fixed.context,
+        fixed.weights,
+        activation,
+        fixed.growth,
+        free,
+        graphs,
+        fixed.kinds,
+    )
 
 
 def _least(pools: list[Pool], length: Array) -> Pool:
@@ -218,33 +234,33 @@ def _least(pools: list[Pool], length: Array) -> Pool:
     return Pool(*(np.min(np.broadcast_arrays(*f), axis=0)[()] for f in fields), length)
 
 
-def _reasons(model, plan, precision, profile, stages, least, length, seqs, tokens, cores):
+def _reasons(
+    model: Model,
+    profile: MemoryProfile,
+    stages: tuple[StageMemory, ...],
+    least: Pool,
+    asked: Settings,
+    sampler: Array,
+) -> tuple[tuple[str, Array], ...]:
     """What would stop the start, in the order in which an engine meets it."""
     found = []
     if model.max_positions:
-        over = np.asarray(length) > model.max_positions
-        found += [(f"max_model_len {_number(length)} is above the model's limit of {model.max_positions}", over)]
+        text = f"max_model_len {_number(asked.length)} is above the model's limit of {model.max_positions}"
+        found += [(text, asked.length > model.max_positions)]
     for s in stages:
-        where = f" on stage {s.stage}" if plan.pp > 1 else ""
+        where = f" on stage {s.stage}" if len(stages) > 1 else ""
         room = s.visible - s.context
         found += [(f"weights of {_gib(s.weights)} exceed the {_gib(room)} of one device{where}", s.weights > room)]
-        found += [
-            (
-                f"weights of {_gib(s.weights)}, activations and buffers leave nothing for the KV cache{where}",
-                np.asarray(s.kv_pool) <= 0.0,
-            )
-        ]
-    one = f"{_gib(stages[0].weights)} of weights leave no room for one sequence of {_number(length)} tokens"
-    wanted = seqs if profile.pool_rule == "contiguous" else 1.0
-    found += [(one, np.asarray(least.concurrency) < np.asarray(wanted) * (1.0 - 1e-9))]
+        text = f"weights of {_gib(s.weights)}, activations and buffers leave nothing for the KV cache{where}"
+        found += [(text, np.asarray(s.kv_pool) <= 0.0)]
+    wanted = asked.seqs if profile.pool_rule == "contiguous" else 1.0
+    text = f"{_gib(stages[0].weights)} of weights leave no room for one sequence of {_number(asked.length)} tokens"
+    found += [(text, np.asarray(least.concurrency) < np.asarray(wanted) * (1.0 - 1e-9))]
     if profile.pool_rule == "after_peak" and profile.warmup_headroom:
         last = stages[-1]
-        peak = act.sampler_bytes(model, precision, profile, tokens, seqs, cores)
         free = last.visible - last.context - last.requested - last.graphs
-        text = (
-            f"the CUDA graphs and warming the sampler with {_number(seqs)} sequences do not fit outside"
-        )
-        found += [(f"{text} the engine's share of memory", free < profile.warmup_headroom * peak)]
+        text = f"the CUDA graphs and warming the sampler with {_number(asked.seqs)} sequences do not fit"
+        found += [(f"{text} outside the engine's share of memory", free < profile.warmup_headroom * sampler)]
     return tuple((text, np.asarray(where)) for text, where in found)
 
 

@@ -40,6 +40,11 @@ class Pool:
     concurrency: Array  # sequences of `length` tokens that fit together
     length: Array
 
+    @property
+    def capacity(self) -> Array:
+        """Tokens that sequences of `length` really have: what is printed divides shared blocks by the groups."""
+        return self.concurrency * self.length
+
 
 def cache_kinds(model: Model, plan: Plan, precision: Precision, stage: int = 0) -> list[CacheKind]:
     """The kinds of cache of a stage, read off from what its layers say they hold at 0, 1 and very many tokens.
@@ -123,14 +128,14 @@ def pool(pool_bytes: Array, kinds: list[CacheKind], length: Array, step_tokens: 
     pool_bytes, length = np.maximum(np.asarray(pool_bytes, float), 0.0), np.asarray(length, float)
     if not kinds:
         return Pool(np.inf, np.inf, np.inf, length)
-    if len({(k.window, k.recurrent) for k in kinds}) > 1 and profile.hybrid_groups:
+    windowed = any(np.isfinite(k.window) for k in kinds)
+    growing = any(not k.recurrent for k in kinds)
+    if profile.hybrid_groups and growing and (windowed or any(k.recurrent for k in kinds)):
         return grouped_pool(pool_bytes, kinds, length, step_tokens, profile)
     block = profile.block_size
-    if any(k.recurrent or np.isfinite(k.window) for k in kinds):
+    if windowed or not growing:
         concurrency = pool_bytes / sequence_bytes(kinds, length, step_tokens, profile)
-        growing = sum(k.layers * k.token_bytes * block for k in kinds if not k.recurrent)
-        blocks = np.floor(pool_bytes / growing) if growing else np.floor(concurrency)
-        return Pool(blocks, np.floor(concurrency * length), concurrency, length)
+        return Pool(np.floor(concurrency * length / block), np.floor(concurrency * length), concurrency, length)
     page = sum(k.layers * (block * k.token_bytes) for k in kinds)
     states = sum(k.layers * k.state_bytes for k in kinds)
     blocks = np.floor(pool_bytes / page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -43,12 +43,25 @@ def largest_batch(
 
 
 def _largest_contiguous(model, accelerator, plan, precision, engine, length, settings) -> Array:
-    """Slots that fit: activations do not grow with them, so the pool that is left is divided."""
-    one = footprint(model, accelerator, plan, precision, engine, length, **settings | {"max_num_seqs": 1.0})
-    slots = [
-        np.floor((s.visible - s.context - s.total_non_kv) / np.where(one.fits, s.kv_pool, np.inf)) for s in one.stages
-    ]
-    return np.where(one.fits, plan.dp * np.min(slots, axis=0), 0.0)[()]
+    """Slots that fit, by bisection: each reserves its whole length, and the sampler grows with them."""
+
+    def holds(slots: Array) -> Array:
+        more = settings | {"max_num_seqs": slots}
+        return footprint(model, accelerator, plan, precision, engine, length, **more).fits
+
+    shape = np.shape(holds(np.ones(np.shape(length))))
+    return plan.dp * largest_whole(holds, np.zeros(shape), 2.0**20)
+
+
+def largest_whole(holds: Callable[[Array], Array], low: Array, most: float) -> Array:
+    """Largest whole number from `low` to `most` up to which a condition holds, lane by lane."""
+    high = np.full(np.shape(low), most + 1.0)
+    while np.any(high - low > 1.0):
+        middle = np.floor((low + high) / 2.0)
+        good = holds(np.maximum(middle, 1.0)) & (middle >= 1.0)
+        open_ = high - low > 1.0
+        low, high = np.where(good & open_, middle, low), np.where(good | ~open_, high, middle)
+    return low[()]
 
 
 def longest_context(
@@ -87,13 +100,7 @@ def longest_context(
         each = [pool(s.kv_pool, list(s.kinds), length, tokens, engine.memory).concurrency >= share for s in one.stages]
         return np.all(np.broadcast_arrays(*each), axis=0) & one.fits
 
-    low = np.zeros(np.broadcast_shapes(np.shape(one.fits), np.shape(share)))
-    high = np.full(low.shape, most + 1.0)
-    while np.any(high - low > 1.0):
-        middle = np.floor((low + high) / 2.0)
-        good = holds(np.maximum(middle, 1.0)) & (middle >= 1.0)
-        low, high = np.where(good, middle, low), np.where(good | (high - low <= 1.0), high, middle)
-    return low[()]
+    return largest_whole(holds, np.zeros(np.broadcast_shapes(np.shape(one.fits), np.shape(share))), most)
 
 
 def fewest_gpus(

@@ -61,7 +61,9 @@ def weight_tensors(
     Norms, routers and whatever a layer declares uncut are replicated over tp. The vision tower is cut over tp and sits
     on the first stage.
     """
-    out = [Tensor(w.name, stored_bytes(w, plan, precision), n) for w, n in model.weights_around_layers(plan, stage)]
+    out = [
+        Tensor(w.name, sum(stored_parts(w, plan, precision)), n) for w, n in model.weights_around_layers(plan, stage)
+    ]
     for layer, count in model.stage_runs(plan.pp, stage):
         for tensor in layer_tensors(layer.weights(model.hidden, model.norm_params), plan, precision, profile):
             out += [Tensor(tensor.name, tensor.bytes, tensor.count * count)]
@@ -73,10 +75,17 @@ def weight_tensors(
     return out
 
 
-def stored_bytes(w: Weight, plan: Plan, precision: Precision) -> float:
-    """Bytes of a weight on one rank; vectors follow a model that is run in fp32."""
-    size = float(w.bytes_per_rank(plan, precision))
-    return size * wide(precision) / 2.0 if w.k == 1 else size
+def stored_parts(w: Weight, plan: Plan, precision: Precision) -> tuple[float, float]:
+    """Bytes of a weight's elements and of its scales and zero points on one rank: engines keep them apart.
+
+    Vectors follow a model that is run in fp32.
+    """
+    total = float(w.bytes_per_rank(plan, precision))
+    if w.k == 1:
+        return total * wide(precision) / 2.0, 0.0
+    copies = w.copies / plan.ep if w.expert else w.copies
+    elements = min(total, copies * w.n * w.k / w.ways(plan) * precision.of(w.role).bits / 8.0)
+    return elements, total - elements
 
 
 def wide(precision: Precision) -> float:
@@ -98,7 +107,11 @@ def layer_tensors(weights: list[Weight], plan: Plan, precision: Precision, profi
         if packed:
             yield from mxfp4_tensors(w, plan, precision.of(w.role), profile)
         else:
-            yield Tensor("+".join(p.name for p in parts), sum(stored_bytes(p, plan, precision) for p in parts))
+            name = "+".join(p.name for p in parts)
+            elements, scales = np.sum([stored_parts(p, plan, precision) for p in parts], axis=0)
+            yield Tensor(name, float(elements))
+            if scales:
+                yield Tensor(f"{name} scales", float(scales))
         if w.name == "kv_b" and profile.mla_copies and precision.of(w.role).bits < 16:
             yield Tensor("kv_b halves", float(BF16.bytes(w.n / w.ways(plan), w.k)) / 2.0, 2)
 

@@ -100,7 +100,8 @@ class MemoryProfile(Block):
     context_pp: Size = Field(0, description="more of it on pipeline stages")
     context_moe: Size = Field(0, description="more of it on tensor-parallel ranks of a mixture of experts")
     non_torch: Size = Field(0, description="growth during profiling, one device")
-    non_torch_tp: Size = Field(0, description="more of it on two tensor-parallel ranks: communication buffers")
+    non_torch_tp: Size = Field(0, description="more of it on two tensor-parallel ranks behind a switch")
+    non_torch_tp_plain: Size = Field(0, description="in place of it where the links are not switched")
     non_torch_rank: Size = Field(0, description="more of it for each doubling of tp beyond two")
     non_torch_pp: Size = Field(0, description="in place of non_torch on pipeline stages")
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GIB = 2.0**30
+NOT_PREDICTED = "not predicted"
 REQUIRED = ("model", "gpu", "engine")
 MEASURED = (
     "status", "failure", "init_free_gib", "requested_gib", "weights_gib", "weights_gib_by_rank", "activation_peak_gib",
@@ -71,15 +72,20 @@ def predict_memory(frame: pd.DataFrame, models_dir: str | Path | None = None) ->
     Args:     frame: one server a row; `model`, `gpu` and `engine` are needed, any setting may be absent or empty (the
               engine's default); models_dir: a folder of `config.json` files for models that the library lacks
     Returns:  pandas.DataFrame of the same rows in the same order
-    Errors:   InputError for absent columns; UnknownNameError for a model that neither has
+    Errors:   InputError for absent columns; a row whose model, device or format is not known has the status
+              'not predicted' and the reason as failure (SpecError where that is so for all rows)
     """
     import pandas as pd
 
     absent = [c for c in REQUIRED if c not in frame.columns]
     if absent:
         raise InputError(f"the table lacks the column{'s' * (len(absent) > 1)} {', '.join(absent)}")
+    if models_dir is not None and not Path(models_dir).is_dir():
+        raise InputError(f"'{models_dir}' is not a folder of model configs")
     known: dict[str, Subject] = {}
-    rows = [_predicted({k: v for k, v in row.items() if not _empty(v)}, models_dir, known) for row in _rows(frame)]
+    rows = [_row({k: v for k, v in row.items() if not _empty(v)}, models_dir, known) for row in _records(frame)]
+    if rows and all(row["status"] == NOT_PREDICTED for row in rows):
+        raise SpecError(rows[0]["failure"])
     out = frame.drop(columns=[c for c in MEASURED if c in frame.columns])
     return pd.concat([out.reset_index(drop=True), pd.DataFrame(rows, columns=list(MEASURED))], axis=1)
 
@@ -130,12 +136,19 @@ def error_tables(truth: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, pd.D
     return {"memory": errors.rename_axis("column").reset_index()} if len(errors) else {}
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return frame.to_dict(orient="records")
 
 
 def _empty(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value)) or value == ""
+
+
+def _row(row: Mapping[str, Any], models_dir, known: dict[str, Subject]) -> dict[str, Any]:
+    try:
+        return _predicted(row, models_dir, known)
+    except RooflineError as error:
+        return dict.fromkeys(MEASURED) | {"status": NOT_PREDICTED, "failure": str(error)}
 
 
 def _predicted(row: Mapping[str, Any], models_dir, known: dict[str, Subject]) -> dict[str, Any]:
@@ -285,8 +298,6 @@ def _config_file(name: str, models_dir: str | Path | None) -> Path | None:
     if models_dir is None:
         return None
     folder = Path(models_dir)
-    if not folder.is_dir():
-        raise SpecError(f"'{folder}' is not a folder of model configs")
     wanted = {_key(name), _key(name.rsplit("/", 1)[-1])}
     found = {}
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/config.json"), *folder.glob("*/*/config.json")]):
