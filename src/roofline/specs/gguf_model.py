@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,9 @@ def _layer(file: GGUF, i: int, block: Block, layers: int) -> Part:
         for name, t in block.items()
     )
     parts = (attention is not None) + (ffn is not None)
-    return {"attention": attention, "ffn": ffn, "norms": norms, "parallel": parts == 2 and norms == 1}
+    parallel = parts == 2 and norms == 1
+    usual = norms == (1 if parallel else parts)
+    return {"attention": attention, "ffn": ffn, "parallel": parallel} | ({} if usual else {"norms": norms})
 
 
 def _attention(file: GGUF, i: int, block: Block, layers: int) -> Part | None:
@@ -222,8 +225,11 @@ def _precision(file: GGUF) -> Precision:
         if tensor.rows * tensor.copies > 1 and not _UNCOUNTED.match(tensor.name):
             shares[_role(tensor.name)][tensor.format] += tensor.params
     formats = {role: mixture(parts) for role, parts in shares.items()}
-    spelled = Precision("", formats, FORMATS["fp16"], FORMATS["fp16"])
-    return Precision(spelled.text, formats, FORMATS["fp16"], FORMATS["fp16"])
+    main = formats.get("ffn") or formats.get("expert") or formats["embed"]
+    absent = dict.fromkeys(("attention", "ffn", "expert", "shared"), main) | {"head": formats["embed"]}
+    absent |= dict.fromkeys(("router", "norm"), FORMATS["fp32"])
+    precision = Precision("", absent | formats, FORMATS["fp16"], FORMATS["fp16"])
+    return replace(precision, name=precision.text)
 
 
 def _differences(file: GGUF, model: Model, layers: int) -> list[str]:

@@ -66,8 +66,8 @@ def from_hf_config(
         data, where = read_json(path), path.name
         side = _side_file(path) if side is None else side
         name = name or (path.parent.name if path.name == "config.json" else path.stem)
-    if isinstance(side, str | os.PathLike):
-        side = read_json(side)
+    if side is not None:
+        side = checked_json(dict(side), _SIDE_FILE) if isinstance(side, Mapping) else read_json(side)
     if isinstance(data.get("variants"), dict):
         return _from_bundle(data, where, name, variant)
     if set(data) & {"quantization", "producer"} and not set(data) & {"model_type", "architectures"}:
@@ -198,7 +198,8 @@ def _from_bundle(data: dict[str, Any], where: str, name: str | None, variant: st
         raise SpecError(f"{where}: no checkpoint '{chosen}'; it holds: {', '.join(variants) or 'none'}")
     entry = variants[chosen]
     families = entry.get("unquantised_module_families")
-    config, side = _with_lists(entry["config"], families), _with_lists(entry.get("hf_quant_config") or {}, families)
+    side = entry.get("hf_quant_config")
+    config, side = _with_lists(entry["config"], families), _with_lists(side if isinstance(side, dict) else {}, families)
     parsed = from_hf_config(config, side=side, name=name or chosen)
     others = [v for v in variants if v != chosen]
     note = (f"the file holds several checkpoints; {chosen} was read (others: {', '.join(others)})",) if others else ()

@@ -8,7 +8,7 @@ import yaml
 
 from roofline.specs.model import Layer, Model, Run, layer_text
 
-_WIDTH = 120
+_SEARCHED_LAYERS = 160  # beyond, the search for a repeated group takes longer than it is worth
 
 
 def to_yaml(model: Model) -> str:
@@ -32,8 +32,10 @@ def to_yaml(model: Model) -> str:
 
 
 def _order(runs: Any, kinds: dict[str, Layer]) -> str:
-    names = [_name(layer, kinds) for layer, count in runs for _ in range(count)]
-    return layer_text(names)
+    named = [(_name(layer, kinds), count) for layer, count in runs]
+    if sum(count for _, count in named) > _SEARCHED_LAYERS:
+        return " ".join(f"{count}*{name}" for name, count in named)
+    return layer_text([name for name, count in named for _ in range(count)])
 
 
 def _name(layer: Layer, kinds: dict[str, Layer]) -> str:
