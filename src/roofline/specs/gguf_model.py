@@ -17,9 +17,9 @@ from typing import Any
 from roofline.errors import SpecError, UnsupportedError
 from roofline.precision import FORMATS, Format, Precision, mixture
 from roofline.specs.gguf_file import GGUF, Tensor, open_gguf
-from roofline.specs.hf import ParsedModel
 from roofline.specs.library import build
 from roofline.specs.model import Model
+from roofline.specs.parsed import ParsedModel
 
 Part = dict[str, Any]
 Block = dict[str, Tensor]

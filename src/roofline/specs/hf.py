@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from roofline.errors import SpecError, UnsupportedError
-from roofline.precision import Precision
 from roofline.specs.fields import FIELD_NAMES, Fields
 from roofline.specs.hf_blocks import Style, max_positions
 from roofline.specs.hf_extras import model_fields
@@ -21,6 +20,7 @@ from roofline.specs.hf_quant import checkpoint_precision
 from roofline.specs.json_file import checked_json, read_json
 from roofline.specs.library import build
 from roofline.specs.model import Model
+from roofline.specs.parsed import ParsedModel
 from roofline.specs.yaml_text import to_yaml
 
 __all__ = ["FIELD_NAMES", "ParsedModel", "from_hf_config", "to_yaml"]
@@ -28,20 +28,6 @@ __all__ = ["FIELD_NAMES", "ParsedModel", "from_hf_config", "to_yaml"]
 MAX_PARAMS = 1e15
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "text_model_config")
 _SIDE_FILE = "hf_quant_config.json"
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedModel:
-    """A model as it was read, how its checkpoint stores it, and what the reader wants known.
-
-    `precision` is None where the source says nothing of formats; `file_bytes` is the size of all tensors where the
-    source lists them (GGUF).
-    """
-
-    model: Model
-    precision: Precision | None = None
-    notes: tuple[str, ...] = ()
-    file_bytes: int | None = None
 
 
 def from_hf_config(

@@ -10,10 +10,10 @@ from roofline.errors import SpecError, UnknownNameError
 from roofline.parallel import Plan
 from roofline.precision import precision_named
 from roofline.specs import library
-from roofline.specs.hf import ParsedModel, from_hf_config
 from roofline.specs.hub import hub_config, is_hub_id
 from roofline.specs.json_file import read_json
 from roofline.specs.model import Model
+from roofline.specs.parsed import ParsedModel
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
 _INDEX = "model.safetensors.index.json"
@@ -71,13 +71,19 @@ def _from_path(path: Path, variant: str | None) -> ParsedModel:
         from roofline.specs.gguf_model import from_gguf
 
         return from_gguf(path)
-    return from_hf_config(path, variant=variant)
+    return _from_config(path, variant=variant)
+
+
+def _from_config(path: Path, **more) -> ParsedModel:
+    from roofline.specs.hf import from_hf_config  # the readers of foreign formats are imported where they are needed
+
+    return from_hf_config(path, **more)
 
 
 def _from_folder(path: Path) -> ParsedModel:
     """A model folder: its config.json, held against the size of its weights; or the one GGUF file in it."""
     if (path / "config.json").is_file():
-        parsed = from_hf_config(path / "config.json", name=path.resolve().name)
+        parsed = _from_config(path / "config.json", name=path.resolve().name)
         size = _safetensors_bytes(path)
         notes = parsed.notes + _size_note(parsed, size)
         return ParsedModel(parsed.model, parsed.precision, notes, file_bytes=size)
@@ -119,4 +125,4 @@ def _from_hub(repo: str, unknown: UnknownNameError) -> ParsedModel:
     except SpecError as error:
         near = " or ".join(f"'{n}'" for n in unknown.suggestions)
         raise SpecError(f"{error}" + (f". In the library: {near}" if near else "")) from None
-    return from_hf_config(config, side=side, name=repo.rpartition("/")[2])
+    return _from_config(config, side=side, name=repo.rpartition("/")[2])
