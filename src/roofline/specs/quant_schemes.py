@@ -68,8 +68,7 @@ def read_scheme(quant: Mapping[str, Any], side: Mapping[str, Any], config: Mappi
 def _fp8(quant: Mapping[str, Any], where: str) -> Scheme:
     block = quant.get("weight_block_size")
     if block not in (None, [128, 128]):
-        if not (isinstance(block, list) and block == [1, 128]):
-            raise UnsupportedError(f"{where}: weight_block_size {str(block)[:40]} is not modelled; known: [128, 128]")
+        raise UnsupportedError(f"{where}: weight_block_size {str(block)[:40]} is not modelled; known: [128, 128]")
     static = quant.get("activation_scheme") == "static"
     return _scheme(quant, "fp8_block" if block else "fp8", where, static=static and not block)
 
