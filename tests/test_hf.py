@@ -406,7 +406,7 @@ def test_an_unknown_model_with_experts_is_refused_with_what_is_missing():
     """Never a dense default (GitM-Labs/runtime PR 78)."""
     with pytest.raises(UnsupportedError) as error:
         from_hf_config({"model_type": "brand_new_moe", "num_experts": 256})
-    for word in ("brand_new_moe", "num_experts 256", "num_hidden_layers", "hidden_size", "vocab_size"):
+    for word in ("brand_new_moe", "num_experts 256", "num_hidden_layers", "vocab_size", "num_experts_per_tok"):
         assert word in str(error.value)
     with pytest.raises(UnsupportedError, match="brand_new_moe"):  # complete, and still not modelled
         from_hf_config(QWEN_MOE | {"model_type": "brand_new_moe"})
@@ -416,6 +416,23 @@ def test_an_unknown_plain_decoder_loads_with_a_note():
     parsed = from_hf_config(LLAMA | {"model_type": "brand_new"})
     assert parsed.model.params == 8_030_261_248
     assert any("brand_new" in note for note in parsed.notes)
+    harmless = {
+        "bos_token_id": 128000,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "hidden_act": "silu",
+        "use_cache": True,
+    }
+    assert from_hf_config(LLAMA | {"model_type": "brand_new"} | harmless).model.params == 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    "extra", [{"total_ut_steps": 4}, {"num_heads_per_thing": 3}, {"use_qk_norm": True}, {"x": [2, 2]}]
+)
+def test_an_unknown_decoder_with_more_than_a_plain_one_has_is_refused(extra):
+    """Ouro executes its layers total_ut_steps times: read as a plain decoder it would be four times too fast."""
+    with pytest.raises(UnsupportedError, match=next(iter(extra))):
+        from_hf_config(LLAMA | {"model_type": "brand_new"} | extra)
 
 
 def test_the_class_name_serves_where_the_type_is_absent():

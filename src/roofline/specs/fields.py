@@ -61,7 +61,7 @@ _STRUCTURAL = re.compile(
     r"expert|moe|sliding|window|lora_rank|loop|recur|recurrent|compress|latent|index_|linear_|mamba|ssm|state_size|"
     r"layer_types|layers_block_type|block_type|_pattern|interval|layer_freq|layer_step|_period|kv_shared|cla_|yoco|"
     r"chunk_size|hyper|engram|ngram|per_layer|altup|laurel|cross_attention|is_encoder_decoder|num_decoder_layers|"
-    r"residual_rank|block_configs|num_nextn|mtp|d_inner|conv_kernel|attn_config|ffn_config|share"
+    r"residual_rank|block_configs|num_nextn|mtp|d_inner|conv_kernel|attn_config|ffn_config|share|ut_steps|iteration|depth"
 )
 _HARMLESS = re.compile(
     r"loss|_coef|jitter|dropout|router_logits|norm_topk|topk_method|_scal|scoring|activation|_eps|theta|rope|token|"
@@ -69,6 +69,11 @@ _HARMLESS = re.compile(
     r"use_mamba_kernels|cache_implementation|attention_dropout|sinkhorn|share_for_mtp|output_|_type$|_act$|a2a|"
     r"window_size_fallback|mrope|vision"
 )
+# Of an architecture that is not known, these may stand beside the fields of a plain decoder; other numbers may not.
+_PLAIN = re.compile(
+    r"token_id|token_index|_scal|theta|rope|rotary|original_max|pretraining_tp|_range$|eps$|version|_id$|seed"
+)
+_PLAIN_FLAGS = re.compile(r"qk_norm|gate|parallel|bias|residual|alibi")
 
 
 class Fields:
@@ -162,15 +167,14 @@ class Fields:
         """Declare fields as known and of no consequence."""
         self.read.update(names)
 
-    def refuse_unread(self, family: str) -> None:
-        """Raise UnsupportedError if a structural field is set that nobody asked for."""
+    def refuse_unread(self, family: str, known: bool = True) -> None:
+        """Raise UnsupportedError if a field is set that nobody asked for: a structural one, or, where the architecture
+        is not known, any number above 1, list of numbers or flag that could mean structure."""
+        unread = {k: v for k, v in self.data.items() if k not in self.read and v not in (None, False, 0, "", [], {})}
         odd = [
             f"{name} {_short(value)}"
-            for name, value in self.data.items()
-            if name not in self.read
-            and _STRUCTURAL.search(name)
-            and not _HARMLESS.search(name)
-            and value not in (None, False, 0, "", [], {})
+            for name, value in unread.items()
+            if (_STRUCTURAL.search(name) and not _HARMLESS.search(name)) or (not known and _telling(name, value))
         ]
         if odd:
             raise UnsupportedError(f"{self.where}: not modelled for model_type '{family}': {', '.join(odd[:6])}")
@@ -180,6 +184,15 @@ class Fields:
         if isinstance(value, bool) or not whole or not low <= value <= high:
             raise SpecError(f"{self.where}: {name} is {_short(value)}; allowed: whole numbers from {low} to {high}")
         return int(value)
+
+
+def _telling(name: str, value: Any) -> bool:
+    """Whether a field of an unknown architecture may mean more than a plain decoder has."""
+    if isinstance(value, bool):
+        return bool(_PLAIN_FLAGS.search(name))
+    numbers = value if isinstance(value, list) else [value]
+    counts = any(isinstance(n, int) and not isinstance(n, bool) and n > 1 for n in numbers)
+    return counts and not _PLAIN.search(name)
 
 
 def _short(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -76,9 +77,6 @@ def _model(data: dict[str, Any], where: str, name: str) -> tuple[Model, list[str
     dtype = _dtype(f)
     if dtype == "fp32":
         dtype, more = "bf16", [*more, "the checkpoint is fp32; engines load it 16 bits wide, and so it is counted"]
-    _known_and_harmless(f)
-    f.refuse_unread(family)
-    positions = max_positions(f)
     spec = {
         "name": name,
         "hidden": f.count("hidden"),
@@ -86,9 +84,11 @@ def _model(data: dict[str, Any], where: str, name: str) -> tuple[Model, list[str
         "layers": [part | {"count": len(list(run))} for part, run in groupby(layers)],
         "norm": style.norm,
         "tied": _tied(f, style),
-        "max_positions": positions,
+        "max_positions": max_positions(f),
         "vision": vision,
     }
+    _known_and_harmless(f)
+    f.refuse_unread(family, known=family in FAMILIES)
     model = build(Model, _without_none(spec | fields), where)
     if not 0 < model.params <= MAX_PARAMS:
         raise SpecError(f"{where}: the fields come to {model.params:.3g} parameters, which is absurd")
@@ -125,17 +125,21 @@ def _family(f: Fields) -> tuple[str, Style, Builder]:
 
 def _refuse_unless_plain(f: Fields, family: str) -> None:
     """An unknown architecture must at least state everything that a plain decoder has, and nothing more."""
-    absent = [c for c in ("layers", "hidden", "heads", "kv_heads", "width", "vocab") if not f.has(c)]
     special = [c for c in ("experts", "kv_rank", "state", "window") if f.has(c) and f.raw(c) not in (0, False)]
+    needed = ["layers", "hidden", "heads", "kv_heads", "width", "vocab"]
+    needed += ["top_k", "expert_width"] if "experts" in special else []
+    absent = [c for c in needed if not f.has(c)]
     if not absent and not special:
         return
     missing = ", ".join(FIELD_NAMES[c][0] for c in absent)
     said = ", ".join(f"{f.spelling(c)} {str(f.raw(c))[:20]}" for c in special)
+    near = difflib.get_close_matches(family, FAMILIES, n=3, cutoff=0.6)
     raise UnsupportedError(
         f"{f.where}: model_type '{family}' is not modelled"
         + (f" and has {said}" if special else "")
-        + (f"; missing for a plain decoder: {missing}" if absent else "")
-        + f". Known: {', '.join(sorted(FAMILIES))}"
+        + (f"; missing: {missing}" if absent else "")
+        + (f". Near: {', '.join(near)}" if near else "")
+        + ". Known families: docs/ingestion.md; a spec can be written by hand: docs/adding-a-model.md"
     )
 
 
@@ -161,7 +165,9 @@ def _dtype(f: Fields) -> str:
 
 def _known_and_harmless(f: Fields) -> None:
     """Fields that look structural and change nothing that is modelled."""
-    f.skip("num_key_value_heads", "head_dim", "quantization_config", "sliding_window", "max_window_layers")
+    f.skip("num_key_value_heads", "head_dim", "quantization_config", "max_window_layers")
+    if not f.has("window") or not f.flag("use_sliding_window", True):
+        f.skip(*FIELD_NAMES["window"])
     if f.data.get("is_encoder_decoder") is False:
         f.skip("is_encoder_decoder")
 

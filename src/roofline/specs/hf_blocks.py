@@ -70,7 +70,9 @@ def mla(f: Fields, index: Part | None = None, **more: Any) -> Part:
     """Multi-head latent attention. `head_dim` and `num_key_value_heads` mean nothing here; a null q_lora_rank means no
     query compression."""
     f.require(["heads", "kv_rank", "nope_dim", "rope_dim", "v_dim"])
-    f.skip("head_dim", "num_key_value_heads", "qk_head_dim", "attention_bias")
+    f.skip("head_dim", "num_key_value_heads", "qk_head_dim")
+    if f.flag("attention_bias"):
+        raise UnsupportedError(f"{f.where}: latent attention with biases (attention_bias) is not modelled")
     return {
         "kind": "mla",
         "heads": f.count("heads"),
