@@ -1,7 +1,8 @@
-"""Which constants a kernel model uses on an accelerator: its own, a relative's, or those for a device nobody measured."""
+"""Which constants a kernel model uses on an accelerator: its own, a relative's, or those of no device in particular."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -87,29 +88,38 @@ def calibrated(
     Returns:  Calibrated
     Errors:   SpecError where an entry has constants that the model does not know
     """
-    sources = [(accelerator, "measured")] + [(hardware(name), "transferred") for name in relatives(accelerator)]
-    for name in alike(fmt):
-        for source, evidence in sources:
-            entry = _entry(source, op, name, engine, kernel)
-            if entry is not None:
-                constants = _record(type(default), tuple(entry.constants.items()), f"{source.name}: achieved.{op}")
-                return Calibrated(constants, dict(entry.bands), evidence, source.name, name, entry)
+    for name, source, evidence in _places(accelerator, fmt):
+        entry = _entry(source, op, name, engine, kernel)
+        if entry is not None:
+            return _calibrated(entry, default, source, op, evidence)
     return Calibrated(default, {}, "transferred", "", fmt, None)
 
 
-def entries(accelerator: Accelerator, op: str, fmt: str, engine: str) -> list[tuple[Achieved, str, str]]:
-    """All entries of an engine (every engine's where it has none) for one format: (entry, evidence, donor).
+def candidates(accelerator: Accelerator, op: str, fmt: str, engine: str, default: Any) -> list[Calibrated]:
+    """Constants of every kernel that `engine` can choose from: for models that take the fastest, point by point.
 
-    For models that take the fastest of several kernels.
+    An engine without entries of its own has those of all engines.
     """
+    for name, source, evidence in _places(accelerator, fmt):
+        found = [e for e in source.achieved.get(op, ()) if e.format == name]
+        single = [e for e in found if e.engine == engine] or [e for e in found if e.engine != "any"] or found
+        if single:
+            return [_calibrated(e, default, source, op, evidence) for e in single]
+    return [Calibrated(default, {}, "transferred", "", fmt, None)]
+
+
+def _places(accelerator: Accelerator, fmt: str) -> Iterator[tuple[str, Accelerator, str]]:
+    """Where to look for entries, best first: (format, accelerator, evidence)."""
     sources = [(accelerator, "measured")] + [(hardware(name), "transferred") for name in relatives(accelerator)]
     for name in alike(fmt):
         for source, evidence in sources:
-            found = [e for e in source.achieved.get(op, ()) if e.format == name]
-            own = [e for e in found if e.engine == engine]
-            if own or found:
-                return [(e, evidence, source.name) for e in (own or found)]
-    return []
+            yield name, source, evidence
+
+
+def _calibrated(entry: Achieved, default: Any, source: Accelerator, op: str, evidence: str) -> Calibrated:
+    where = f"{source.name}: achieved.{op}"
+    constants = _record(type(default), tuple(entry.constants.items()), where)
+    return Calibrated(constants, dict(entry.bands), evidence, source.name, entry.format, entry)
 
 
 def _entry(source: Accelerator, op: str, fmt: str, engine: str, kernel: str | None) -> Achieved | None:

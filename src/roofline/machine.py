@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from roofline.arrays import Array
+from roofline.calibrated import Calibrated, calibrated, candidates
 from roofline.kernels.chip import Chip
 from roofline.kernels.times import OpTime
 from roofline.ops import Collective, Op
@@ -26,6 +28,21 @@ class Machine:
     accelerator: Accelerator
     engine: Engine
     chip: Chip
+    _found: dict[tuple, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def constants(self, op: str, fmt: str, default: Any, kernel: str | None = None) -> Calibrated:
+        """The constants of kernel model `op`: see `calibrated`."""
+        key = (op, fmt, kernel, type(default))
+        if key not in self._found:
+            self._found[key] = calibrated(self.accelerator, op, fmt, self.stack, default, kernel)
+        return self._found[key]
+
+    def kernels(self, op: str, fmt: str, default: Any) -> list[Calibrated]:
+        """The constants of all kernels that the engine can choose from: see `candidates`."""
+        key = (op, fmt, "all", type(default))
+        if key not in self._found:
+            self._found[key] = candidates(self.accelerator, op, fmt, self.stack, default)
+        return self._found[key]
 
     @property
     def stack(self) -> str:
@@ -101,13 +118,21 @@ class Machine:
         return 0.0
 
 
+_MACHINES: dict[tuple[int, int], Machine] = {}  # keyed by identity: specs are immutable but not hashable
+
+
 def machine(accelerator: Accelerator, engine: Engine) -> Machine:
     """The machine that an accelerator is under an engine."""
-    chip = Chip(
-        bandwidth_bytes_per_s=accelerator.bandwidth_bytes_per_s,
-        sms=float(accelerator.sms),
-        l2_bytes=accelerator.l2_bytes,
-        link_bytes_per_s=accelerator.link_bytes_per_s or 0.0,
-        pair_bytes_per_s=accelerator.pair_bytes_per_s or 0.0,
-    )
-    return Machine(accelerator, engine, chip)
+    key = (id(accelerator), id(engine))
+    if key not in _MACHINES:
+        if len(_MACHINES) >= 256:
+            _MACHINES.clear()
+        chip = Chip(
+            bandwidth_bytes_per_s=accelerator.bandwidth_bytes_per_s,
+            sms=float(accelerator.sms),
+            l2_bytes=accelerator.l2_bytes,
+            link_bytes_per_s=accelerator.link_bytes_per_s or 0.0,
+            pair_bytes_per_s=accelerator.pair_bytes_per_s or 0.0,
+        )
+        _MACHINES[key] = Machine(accelerator, engine, chip)  # holds both, so that their ids stay taken
+    return _MACHINES[key]

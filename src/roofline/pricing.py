@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from roofline.arrays import Array
-from roofline.calibrated import Calibrated, calibrated
+from roofline.calibrated import Calibrated
 from roofline.kernels.collective import CollectiveConstants, collective_latency, collective_time
 from roofline.kernels.elementwise import ElementwiseConstants, elementwise_time
-from roofline.kernels.gemm import UNTILED, GemmConstants, gemm_terms
+from roofline.kernels.gemm import UNTILED, GemmConstants, GemmTerms, gemm_terms
+from roofline.kernels.moe import MoeConstants, MoeTerms, fastest_moe_terms
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
-from roofline.ops import Collective, Elementwise, Exchange, Gemm, Op
+from roofline.ops import Collective, Elementwise, Exchange, Experts, Gemm, Op
 from roofline.parallel import Plan
 from roofline.precision import Format
 
@@ -47,6 +48,9 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
     times: list[OpTime | None] = [None] * len(ops)
     batches: dict[tuple, list[int]] = {}
     for i, op in enumerate(ops):
+        if any(fnmatchcase(op.name, f) for f in profile.beside):
+            times[i] = _beside(op, machine)
+            continue
         batches.setdefault((op.kind, _shape(op)), []).append(i)
     for (kind, _), indices in batches.items():
         price = PRICES.get(kind, _datasheet)
@@ -120,6 +124,22 @@ def band(found: Calibrated, regime: Array | str) -> tuple[Array, Array]:
     return low, high
 
 
+def _beside(op: Op, machine: Machine) -> OpTime:
+    """An op on a second stream: hidden under the main one but for the bytes that both have to move."""
+    sheet = machine.datasheet(op)
+    total = op.weight_bytes / machine.chip.bandwidth_bytes_per_s + 0.0 * sheet.total_s
+    return replace(sheet, total_s=total, low_s=total, high_s=total, evidence="measured")
+
+
+REGIMES = ("compute", "memory", "latency", "launch")
+
+
+def regime_index(terms: GemmTerms | MoeTerms) -> Array:
+    """Index into REGIMES of the longest of a kernel's terms."""
+    parts = (terms.compute_s, terms.memory_s, terms.latency_s, terms.launch_s)
+    return np.argmax(np.stack(np.broadcast_arrays(*parts)), axis=0)
+
+
 def _datasheet(ops: list[Op], machine: Machine) -> list[OpTime]:
     return [machine.datasheet(op) for op in ops]
 
@@ -128,8 +148,7 @@ def _gemms(ops: list[Gemm], machine: Machine) -> list[OpTime]:
     """Plain matrix products; independent products (`batch`) run one after another inside one launch."""
     kind = machine.accelerator.kind
     default = GemmConstants() if kind.startswith(("gpu", "soc")) else UNTILED
-    engine = machine.stack
-    found = [calibrated(machine.accelerator, "gemm", table_format(op.weight, machine), engine, default) for op in ops]
+    found = [machine.constants("gemm", table_format(op.weight, machine), default) for op in ops]
     quantised = [_quantises(op, machine) for op in ops]
     shape = _shape(ops[0])
     tail = (len(ops),) + (1,) * len(shape)
@@ -143,13 +162,13 @@ def _gemms(ops: list[Gemm], machine: Machine) -> list[OpTime]:
         quantise=np.array(quantised, float).reshape(tail),
         constants=records(found, len(shape)),
     )  # fmt: skip
+    regimes = np.array(REGIMES)[regime_index(terms)]
+    launches = np.broadcast_to(terms.launch_s, np.shape(terms.time_s))
     out = []
     for i, op in enumerate(ops):
-        parts = [np.asarray(x)[i] for x in (terms.compute_s, terms.memory_s, terms.latency_s, terms.launch_s)]
-        time, launch = np.asarray(terms.time_s)[i], parts[3]
-        total = launch + (time - launch) * op.batch
-        regime = np.array(["compute", "memory", "latency", "launch"])[np.argmax(np.stack(parts), axis=0)]
-        out.append(timed(op, machine, total, launch, found[i], str(regime) if np.ndim(regime) == 0 else regime))
+        total = launches[i] + (terms.time_s[i] - launches[i]) * op.batch
+        regime = str(regimes[i]) if regimes.ndim == 1 else regimes[i]
+        out.append(timed(op, machine, total, launches[i], found[i], regime))
     return out
 
 
@@ -170,6 +189,31 @@ def _elementwise(ops: list[Elementwise], machine: Machine) -> list[OpTime]:
     return out
 
 
+def _experts(ops: list[Experts], machine: Machine) -> list[OpTime]:
+    return [_moe(op, machine) for op in ops]
+
+
+def _moe(op: Experts, machine: Machine) -> OpTime:
+    """Routed experts with the fastest kernel that the engine has (any engine's, where it has none of its own)."""
+    fmt = table_format(op.weight, machine)
+    native = machine.accelerator.is_native(machine.operand(op.weight))
+    found = machine.kernels("moe", fmt, MoeConstants())
+    terms, winner = fastest_moe_terms(
+        [c.constants for c in found], op.tokens, op.hidden, op.inter, op.experts, op.top_k,
+        chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), tp=op.tp, ep=op.ep, matrices=op.matrices,
+        weight_bytes_per_el=op.weight.element_bytes,
+        act_bytes_per_el=op.weight.act_bits / 8.0 if native else 2.0,
+    )  # fmt: skip
+    bands = np.array([[band(c, regime) for regime in REGIMES] for c in found])  # [kernel, regime, 2]
+    low, high = np.moveaxis(bands[winner, regime_index(terms)], -1, 0)
+    sheet = machine.datasheet(op)
+    total = np.maximum(terms.time_s, sheet.total_s)
+    return OpTime(
+        op, sheet.compute_s, sheet.memory_s, sheet.network_s, np.minimum(terms.launch_s, total),
+        total, total * low, total * high, found[0].evidence,
+    )  # fmt: skip
+
+
 # The pattern of a collective as the kernel model and its tables name it.
 _PATTERNS = {"all_to_all": "alltoall"}
 
@@ -182,7 +226,7 @@ def _collective(op: Collective, machine: Machine) -> OpTime:
     """One collective: over the scale-up links with the engine's library, between domains over the network."""
     kind = _PATTERNS.get(op.pattern, op.pattern)
     inside = machine.inside_domain(op)
-    found = calibrated(machine.accelerator, "collective", "any", machine.stack, CollectiveConstants(), kind)
+    found = machine.constants("collective", "any", CollectiveConstants(), kind)
     chip = machine.chip
     if not inside:
         found = Calibrated(CollectiveConstants(), {}, "transferred", "", "any", None)
@@ -220,6 +264,7 @@ def _exchanges(ops: list[Exchange], machine: Machine) -> list[OpTime]:
 PRICES: dict[str, Callable[[list, Machine], list[OpTime]]] = {
     "gemm": _gemms,
     "elementwise": _elementwise,
+    "experts": _experts,
     "collective": _collectives,
     "exchange": _exchanges,
 }

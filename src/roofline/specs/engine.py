@@ -125,6 +125,7 @@ class StepProfile(Block):
     small_kernel_s: Seconds | Literal[0] = Field(0, description="fixed time of a small kernel (norm, rope, ...)")
     fused: tuple[str, ...] = Field((), description="Elementwise ops that do not run on their own")
     fused_tp: tuple[str, ...] = Field((), description="the same where tp > 1: fused into the all-reduce")
+    beside: tuple[str, ...] = Field((), description="ops that run on a second stream: only their memory traffic is paid")
     host_gap_s: Seconds | Literal[0] = Field(0, description="time between steps in which the device waits for the host")
     mixed_layer_s: Seconds | Literal[0] = Field(0, description="per layer of a step with prompt tokens: no graph")
     launch_s: Seconds | Literal[0] = Field(0, description="least time per kernel of such a step: launched one by one")

@@ -168,6 +168,7 @@ class Achieved(Block):
     date: datetime.date
     source: Text
     method: Text | None = None
+    at_bound: dict[Text, Literal["low", "high"]] = {}  # constants that the fit left on a bound of their model
 
     @model_validator(mode="after")
     def _ordered(self) -> Achieved:
