@@ -329,6 +329,11 @@ def test_vocabulary_that_cannot_be_cut():
         on_h100("qwen3-14b", Plan(tp=5))
 
 
+def test_heads_that_cannot_be_cut():
+    with pytest.raises(InfeasibleError, match="71 attention heads"):
+        on_h100("falcon-7b", Plan(tp=2))
+
+
 def test_arrays_equal_scalars():
     shares, lengths = np.array([0.8, 0.9, 0.95])[:, None], np.array([1000.0, 8192.0, 60000.0])
     grid = on_h100("gemma-3-4b", length=lengths, utilisation=shares)

@@ -9,7 +9,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.layers.weight import Weight
-from roofline.parallel import Plan
+from roofline.parallel import Plan, heads_per_rank
 from roofline.precision import FORMATS, Format, Precision
 from roofline.specs.engine import MemoryProfile
 from roofline.specs.model import Model
@@ -64,6 +64,7 @@ def weight_tensors(
     out = [
         Tensor(w.name, sum(stored_parts(w, plan, precision)), n) for w, n in model.weights_around_layers(plan, stage)
     ]
+    check_cut(model, plan, stage)
     for layer, count in model.stage_runs(plan.pp, stage):
         for tensor in layer_tensors(layer.weights(model.hidden, model.norm_params), plan, precision, profile):
             out += [Tensor(tensor.name, tensor.bytes, tensor.count * count)]
@@ -73,6 +74,16 @@ def weight_tensors(
     if model.vision is not None and stage == 0:
         out += [Tensor("vision", model.vision.params / (plan.tp if model.vision.cut else 1) * wide(precision))]
     return out
+
+
+def check_cut(model: Model, plan: Plan, stage: int) -> None:
+    """Raise InfeasibleError where heads or columns of a stage cannot be dealt out evenly."""
+    for layer, _ in model.stage_runs(plan.pp, stage):
+        heads_per_rank(getattr(layer.attention, "heads", plan.tp), plan.tp)
+        for w in layer.weights(model.hidden, model.norm_params):
+            if w.k > 1 and w.cut and not w.limit:
+                side = "feed-forward columns" if w.role in ("ffn", "shared", "expert") else "projection columns"
+                heads_per_rank(w.n if w.cut == "n" else w.k, w.ways(plan), side)
 
 
 def stored_parts(w: Weight, plan: Plan, precision: Precision) -> tuple[float, float]:
