@@ -196,6 +196,8 @@ def _experts(ops: list[Experts], machine: Machine) -> list[OpTime]:
 def _moe(op: Experts, machine: Machine) -> OpTime:
     """Routed experts with the fastest kernel that the engine has (any engine's, where it has none of its own)."""
     fmt = table_format(op.weight, machine)
+    if fmt == "fp8_channel":  # runs in the kernels of block-scaled experts; per-tensor fp8 has kernels of its own
+        fmt = "fp8_block"
     native = machine.accelerator.is_native(machine.operand(op.weight))
     found = machine.kernels("moe", fmt, MoeConstants())
     terms, winner = fastest_moe_terms(
