@@ -225,7 +225,7 @@ def contiguous_waste(length: Array, reserved: Array) -> Array:
     Returns:  [-]
     Source:   derivation; Kwon et al. 2023 figure 2 measures 62 to 80 % in serving systems before paging
 
-    >>> contiguous_waste(512, 2048)
+    >>> float(contiguous_waste(512, 2048))
     0.75
     """
     return 1.0 - np.minimum(length, reserved) / reserved

@@ -41,8 +41,8 @@ def allocated_bytes(size: Array) -> Array:
     Error:    with it the weights of the development logs are met within 0.05 % (Qwen2.5-7B: 0.4 % without)
     Source:   PyTorch c10/cuda/CUDACachingAllocator.cpp (get_allocation_size, should_split)
 
-    >>> allocated_bytes(31.5 * 2**20) / 2**20, allocated_bytes(24.5 * 2**20) / 2**20, allocated_bytes(9 * 2**20) / 2**20
-    (32.0, 24.5, 9.0)
+    >>> (allocated_bytes(np.array([31.5, 24.5, 9.0]) * 2**20) / 2**20).tolist()
+    [32.0, 24.5, 9.0]
     """
     size = np.asarray(size, float)
     rest = np.ceil(size / (2 * MIB)) * 2 * MIB - size
