@@ -249,10 +249,56 @@ def test_files_that_contradict_themselves(tmp_path, meta, drop, said):
     assert said in str(error.value)
 
 
+def norms_and_ffn(i: int) -> dict:
+    """What a layer has beside its mixer."""
+    block = {k: v for k, v in dense(i + 1).items() if k.startswith(f"blk.{i}.")}
+    return {k: v for k, v in block.items() if "norm" in k or "ffn" in k}
+
+
+def test_state_space_and_linear_layers(tmp_path):
+    """Mamba, Mamba-2 and gated DeltaNet in a row: every tensor is accounted for to the last parameter."""
+    inner, state, conv, rank, groups = 512, 64, 4, 32, 2
+    ends = {k: v for k, v in (dense(1) | UNTIED).items() if not k.startswith("blk")}
+    meta = META | {"block_count": 1, "ssm.inner_size": inner, "ssm.state_size": state, "ssm.conv_kernel": conv}
+    cases = {
+        "mamba": {
+            "ssm_in.weight": (2 * inner, HIDDEN, Q.Q8_0), "ssm_conv1d.weight": (inner, conv, Q.F32),
+            "ssm_conv1d.bias": (1, inner, Q.F32), "ssm_x.weight": (rank + 2 * state, inner, Q.Q8_0),
+            "ssm_dt.weight": (inner, rank, Q.F32), "ssm_dt.bias": (1, inner, Q.F32),
+            "ssm_a": (inner, state, Q.F32), "ssm_d": (1, inner, Q.F32), "ssm_out.weight": (HIDDEN, inner, Q.Q8_0),
+        },
+        "mamba2": {
+            "ssm_in.weight": (2 * inner + 2 * groups * state + rank, HIDDEN, Q.Q8_0),
+            "ssm_conv1d.weight": (inner + 2 * groups * state, conv, Q.F32),
+            "ssm_conv1d.bias": (1, inner + 2 * groups * state, Q.F32), "ssm_dt.bias": (1, rank, Q.F32),
+            "ssm_a": (rank, 1, Q.F32), "ssm_d": (rank, 1, Q.F32), "ssm_norm.weight": (groups, inner // groups, Q.F32),
+            "ssm_out.weight": (HIDDEN, inner, Q.Q8_0),
+        },
+        "qwen3next": {
+            "attn_qkv.weight": (2 * groups * state + inner, HIDDEN, Q.Q8_0),
+            "attn_gate.weight": (inner, HIDDEN, Q.Q8_0),
+            "ssm_ba.weight": (2 * rank, HIDDEN, Q.Q8_0), "ssm_conv1d.weight": (2 * groups * state + inner, conv, Q.F32),
+            "ssm_dt.bias": (1, rank, Q.F32), "ssm_a": (1, rank, Q.F32), "ssm_norm.weight": (1, inner // rank, Q.F32),
+            "ssm_out.weight": (HIDDEN, inner, Q.Q8_0),
+        },
+    }  # fmt: skip
+    kinds = {"mamba": "mamba1", "mamba2": "mamba2", "qwen3next": "gated_delta"}
+    for arch, mixer in cases.items():
+        tensors = ends | norms_and_ffn(0) | {f"blk.0.{name}": t for name, t in mixer.items()}
+        more = {"ssm.time_step_rank": rank, "ssm.group_count": groups}
+        parsed = from_gguf(write(tmp_path / f"{arch}.gguf", tensors, meta | more, arch))
+        attention = layers_of(parsed)[0].attention
+        assert attention.kind == kinds[arch]
+        assert parsed.model.params == sum(int(np.prod(t[:-1])) for t in tensors.values())
+        assert not parsed.notes
+        matmul = parsed.precision.of("attention")
+        assert matmul.matmul == "fp16" and 8.5 <= matmul.bits < 12  # q8_0 but for the small fp32 tables
+
+
 def test_layers_that_are_not_read_from_gguf(tmp_path):
-    tensors = dense(2) | UNTIED | {"blk.0.ssm_in.weight": (512, HIDDEN, Q.Q8_0)}
-    with pytest.raises(UnsupportedError, match=r"ssm_in.*config\.json"):
-        from_gguf(write(tmp_path / "m.gguf", tensors, META, "mamba"))
+    tensors = dense(2) | UNTIED | {"blk.0.time_mix_w1.weight": (512, HIDDEN, Q.Q8_0)}
+    with pytest.raises(UnsupportedError, match=r"time_mix_w1.*config\.json"):
+        from_gguf(write(tmp_path / "m.gguf", tensors, META, "rwkv7"))
     odd = dense(2) | UNTIED | {"blk.0.altup_proj.weight": (4096, HIDDEN, Q.Q8_0)}
     with pytest.raises(UnsupportedError, match="not modelled in full"):
         from_gguf(write(tmp_path / "n.gguf", odd, META, "gemma3n"))

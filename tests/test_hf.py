@@ -655,3 +655,11 @@ def test_fields_count_refuses_what_is_not_a_number():
     f = Fields({"hidden_size": [1]}, "here")
     with pytest.raises(SpecError, match="here: hidden_size is"):
         f.count("hidden")
+
+
+def test_the_docs_list_every_family(root):
+    text = (root / "docs" / "ingestion.md").read_text()
+    listed = text.split("Known `model_type`s:")[1].split("A new family")[0]
+    assert sorted(listed.replace("`", "").replace(".\n", "").replace("\n", " ").replace(" ", "").split(",")) == sorted(
+        FAMILIES
+    )

@@ -28,13 +28,14 @@ Block = dict[str, Tensor]
 WINDOW_PERIOD = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2, "olmo2": 4, "exaone4": 4, "smallthinker": 4}
 _UNCOUNTED = re.compile(r"^(rope_|blk\.\d+\.rope_)")  # rotary tables are not parameters
 _TOLERANCE = 0.02
+_SMALLEST_SIDE = 16  # convolution kernels and decay tables are never quantised
 
 
 def from_gguf(path: str | os.PathLike, name: str | None = None) -> ParsedModel:
     """The model of a GGUF file, the mean format of each role, and the bytes of all its tensors.
 
     Errors:   SpecError for a file that is not GGUF, is incomplete or contradicts itself; UnsupportedError for layers
-              (state space, linear attention) or quantisations that are not read from GGUF
+              or quantisations that are not read from GGUF
     """
     file = open_gguf(path)
     embedding = file.tensors.get("token_embd.weight")
@@ -73,9 +74,9 @@ def _blocks(file: GGUF) -> list[Block]:
             blocks[int(numbered[1])][numbered[2]] = tensor
     if empty := [i for i, block in enumerate(blocks) if not block]:
         raise SpecError(f"{file.where}: has no tensors of layer {empty[0]} of {n}")
-    if odd := next((t for block in blocks for t in block if t.startswith(("ssm_", "time_mix", "shortconv"))), None):
+    if odd := next((t for block in blocks for t in block if t.startswith(("time_mix", "shortconv"))), None):
         raise UnsupportedError(
-            f"{file.where}: '{file.architecture}' with {odd} (state space or linear attention) is not read from GGUF; "
+            f"{file.where}: '{file.architecture}' with {odd} (another kind of mixer) is not read from GGUF; "
             "give the config.json of the model and name the quantisation"
         )
     return blocks
@@ -102,7 +103,9 @@ def _layer(file: GGUF, i: int, block: Block, layers: int) -> Part:
     hidden = file.count("embedding_length")
     attention, ffn = _attention(file, i, block, layers), _ffn(file, block)
     norms = sum(
-        name.endswith("norm.weight") and t.columns == hidden and not re.search(r"attn_(q|k)_norm|_a_norm", name)
+        name.endswith("norm.weight")
+        and t.columns == hidden
+        and not re.search(r"attn_(q|k)_norm|_a_norm|ssm_|indexer", name)
         for name, t in block.items()
     )
     parts = (attention is not None) + (ffn is not None)
@@ -114,6 +117,8 @@ def _layer(file: GGUF, i: int, block: Block, layers: int) -> Part:
 def _attention(file: GGUF, i: int, block: Block, layers: int) -> Part | None:
     if "attn_kv_a_mqa.weight" in block:
         return _latent(file, block)
+    if "ssm_out.weight" in block:
+        return _state_space(file, block)
     if "attn_q.weight" not in block and "attn_qkv.weight" not in block:
         return None
     window = _windows(file, layers)[i]
@@ -160,6 +165,22 @@ def _latent(file: GGUF, block: Block) -> Part:
             "top_k": file.count("attention.indexer.top_k", low=1),
         }
     return part
+
+
+def _state_space(file: GGUF, block: Block) -> Part:
+    """Gated DeltaNet (it has beta and alpha), Mamba (it projects the step size) or Mamba-2."""
+    inner, state = file.count("ssm.inner_size", low=1), file.count("ssm.state_size", low=1)
+    conv, rank = file.count("ssm.conv_kernel", low=1), file.count("ssm.time_step_rank", low=1)
+    if "ssm_dt.weight" in block:
+        norms = "ssm_dt_norm.weight" in block
+        return {"kind": "mamba1", "inner": inner, "state": state, "conv": conv, "dt_rank": rank, "norms": norms}
+    if inner % rank:
+        raise SpecError(f"{file.where}: ssm.inner_size {inner} is no multiple of {rank} heads")
+    groups = file.count("ssm.group_count", 1, low=1)
+    if {"ssm_ba.weight", "ssm_beta.weight", "ssm_alpha.weight"} & set(block):
+        heads = {"heads": rank, "key_heads": groups, "key_dim": state, "value_dim": inner // rank}
+        return {"kind": "gated_delta", "conv": conv} | heads
+    return {"kind": "mamba2", "heads": rank, "head_dim": inner // rank, "state": state, "groups": groups, "conv": conv}
 
 
 def _ffn(file: GGUF, block: Block) -> Part | None:
@@ -209,7 +230,7 @@ def _role(name: str) -> str:
     leaf = name.split(".", 2)[-1] if name.startswith("blk.") else name
     words = (
         ("token_embd", "embed"), ("per_layer_token_embd", "embed"), ("position_embd", "embed"), ("output.", "head"),
-        ("ffn_gate_inp.", "router"), ("attn", "attention"), ("indexer", "attention"),
+        ("ffn_gate_inp.", "router"), ("attn", "attention"), ("indexer", "attention"), ("ssm", "attention"),
     )  # fmt: skip
     if "_shexp" in leaf:
         return "shared"
@@ -222,7 +243,7 @@ def _precision(file: GGUF) -> Precision:
     """The mean format of each role over its matrices."""
     shares: dict[str, dict[Format, float]] = defaultdict(lambda: defaultdict(float))
     for tensor in file.tensors.values():
-        if tensor.rows * tensor.copies > 1 and not _UNCOUNTED.match(tensor.name):
+        if tensor.rows * tensor.copies > 1 and tensor.columns > _SMALLEST_SIDE and not _UNCOUNTED.match(tensor.name):
             shares[_role(tensor.name)][tensor.format] += tensor.params
     formats = {role: mixture(parts) for role, parts in shares.items()}
     main = formats.get("ffn") or formats.get("expert") or formats["embed"]
