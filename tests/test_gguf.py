@@ -292,7 +292,7 @@ def test_state_space_and_linear_layers(tmp_path):
         assert parsed.model.params == sum(int(np.prod(t[:-1])) for t in tensors.values())
         assert not parsed.notes
         matmul = parsed.precision.of("attention")
-        assert matmul.matmul == "fp16" and 8.5 <= matmul.bits < 12  # q8_0 but for the small fp32 tables
+        assert matmul.matmul == "fp16" and 8.5 <= 8 * matmul.element_bytes < 12  # q8_0 but for the small fp32 tables
 
 
 def test_layers_that_are_not_read_from_gguf(tmp_path):
