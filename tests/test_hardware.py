@@ -423,7 +423,7 @@ def user_spec(folder, stem="my-gpu", **changes):
     data = h100() | {"name": stem, "aliases": []} | changes
     path = folder / "hardware_specs" / "mine" / f"{stem}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(data))
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
     return path
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -88,10 +88,10 @@ def calibrated(
     Returns:  Calibrated
     Errors:   SpecError where an entry has constants that the model does not know
     """
-    for name, source, evidence in _places(accelerator, fmt):
+    for name, source in _places(accelerator, fmt):
         entry = _entry(source, op, name, engine, kernel)
         if entry is not None:
-            return _calibrated(entry, default, source, op, evidence)
+            return _calibrated(entry, default, source, op, accelerator)
     return Calibrated(default, {}, "transferred", "", fmt, None)
 
 
@@ -100,26 +100,58 @@ def candidates(accelerator: Accelerator, op: str, fmt: str, engine: str, default
 
     An engine without entries of its own has those of all engines.
     """
-    for name, source, evidence in _places(accelerator, fmt):
+    for name, source in _places(accelerator, fmt):
         found = [e for e in source.achieved.get(op, ()) if e.format == name]
         single = [e for e in found if e.engine == engine] or [e for e in found if e.engine != "any"] or found
         if single:
-            return [_calibrated(e, default, source, op, evidence) for e in single]
+            return [_calibrated(e, default, source, op, accelerator) for e in single]
     return [Calibrated(default, {}, "transferred", "", fmt, None)]
 
 
-def _places(accelerator: Accelerator, fmt: str) -> Iterator[tuple[str, Accelerator, str]]:
-    """Where to look for entries, best first: (format, accelerator, evidence)."""
-    sources = [(accelerator, "measured")] + [(hardware(name), "transferred") for name in relatives(accelerator)]
+def _places(accelerator: Accelerator, fmt: str) -> Iterator[tuple[str, Accelerator]]:
+    """Where to look for entries, best first: (format, accelerator)."""
+    sources = [accelerator, *(hardware(name) for name in relatives(accelerator))]
     for name in alike(fmt):
-        for source, evidence in sources:
-            yield name, source, evidence
+        for source in sources:
+            yield name, source
 
 
-def _calibrated(entry: Achieved, default: Any, source: Accelerator, op: str, evidence: str) -> Calibrated:
-    where = f"{source.name}: achieved.{op}"
-    constants = _record(type(default), tuple(entry.constants.items()), where)
-    return Calibrated(constants, dict(entry.bands), evidence, source.name, entry.format, entry)
+def _calibrated(entry: Achieved, default: Any, source: Accelerator, op: str, target: Accelerator) -> Calibrated:
+    constants = _record(type(default), tuple(entry.constants.items()), f"{source.name}: achieved.{op}")
+    if source is target:
+        return Calibrated(constants, dict(entry.bands), "measured", source.name, entry.format, entry)
+    reached = _carried_share(entry.format, source, target)
+    if reached < 1.0 and hasattr(constants, "compute_fraction"):
+        constants = replace(constants, compute_fraction=constants.compute_fraction * reached)
+    return Calibrated(constants, _widened(entry.bands), "transferred", source.name, entry.format, entry)
+
+
+# What the peak of a table format is a peak of, for comparing parts.
+_MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "w8a8_int8": "int8", "nvfp4": "nvfp4", "w4a8_mxfp4_mxfp8": "fp8"}
+
+
+def _carried_share(fmt: str, source: Accelerator, target: Accelerator) -> float:
+    """Share of a relative's compute fraction that is expected of the target.
+
+    A part whose datasheet promises more of a format, relative to its own bf16, than the measured part's does is not
+    expected to reach more: (format / bf16 of the source) / (format / bf16 of the target), at most 1.
+
+    Assumes:  feeding the matrix unit, which the parts share, limits narrow formats
+    Source:   nvfp4 GEMM on B300 (14 against 9 PFLOP/s dense) does not outrun B200: kernel tables, development notes
+    """
+    operand = _MULTIPLIED.get(fmt)
+    if operand is None or not target.is_native(operand):
+        return 1.0
+    ratio = [part.peak_flops_per_s(operand) / part.peak_flops_per_s("bf16") for part in (source, target)]
+    return min(ratio[0] / ratio[1], 1.0)
+
+
+TRANSFER_WIDENING = 1.5  # log half-widths of a relative's bands, for constants carried within one architecture
+
+
+def _widened(bands: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Bands for constants that come from another part."""
+    return {k: (low**TRANSFER_WIDENING, high**TRANSFER_WIDENING) for k, (low, high) in bands.items()}
 
 
 def _entry(source: Accelerator, op: str, fmt: str, engine: str, kernel: str | None) -> Achieved | None:
