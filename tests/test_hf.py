@@ -450,7 +450,7 @@ def test_the_class_name_serves_where_the_type_is_absent():
         ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
         ({"layer_types": ["lightning"] * 32}, "lightning"),
         ({"mamba_d_state": 16}, "mamba_d_state 16"),
-        ({"num_key_value_heads": 7}, "kv_heads"),
+        ({"num_key_value_heads": 7}, "num_attention_heads 32 is no multiple of num_key_value_heads 7"),
         ({"num_key_value_heads": -8}, "num_key_value_heads is -8"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
