@@ -41,10 +41,9 @@ def gqa(f: Fields, style: Style, window: int | None = None, **more: Any) -> Part
     heads = f.count("heads")
     bias = f.flag("attention_bias", style.attention_bias) or f.flag("qkv_bias")
     kv = more.get("kv_heads", f.count("kv_heads", heads))
-    if more.get("heads", heads) % kv:
-        raise SpecError(
-            f"{f.where}: {f.spelling('heads')} {more.get('heads', heads)} is no multiple of {f.spelling('kv_heads')} {kv}"
-        )
+    if (queries := more.get("heads", heads)) % kv:
+        named = f"{f.spelling('heads')} {queries} is no multiple of {f.spelling('kv_heads')} {kv}"
+        raise SpecError(f"{f.where}: {named}")
     normed = style.qk_norm != "none" and (not style.qk_norm_flag or f.flag("use_qk_norm"))
     part = {
         "kind": "gqa",
