@@ -23,6 +23,8 @@ ACT_BYTES = WEIGHT_BYTES | {"w8a16": 2.0, "w4a16": 2.0, "w4a16_mxfp4": 2.0, "w4a
 WIDENED = ("w4a16_mxfp4",)  # formats that some kernels turn into 16-bit weights when they load them
 
 FAMILIES = ("marlin", "min_latency", "deepgemm", "cutlass", "trtllm", "triton")  # found in kernel labels, in this order
+# (kernel, format): found by their times under expert parallelism, which follow T k and not the rank's own pairs
+UNMASKED = {("sglang_marlin_moe", "w4a16_mxfp4"), ("moe_torch_flow_triton_fp8_block", "fp8_block")}
 LAYOUT = ("hidden", "inter", "topk", "experts", "tp", "ep")
 
 # Pulls of each stage of a fit towards the one before (see `fit`): default -> family -> kernel -> kernel on this GPU.
@@ -53,10 +55,10 @@ def family(kernel: str) -> str:
 def benchmark_loads(rows: Columns) -> tuple[np.ndarray, Loads, np.ndarray]:
     """Return tokens entering the timed kernels, loads of the timed rank and number of routings cycled, per row.
 
-    `routing` is `balanced` or `power_law_<exponent>` (the busiest rank, mean over five routings). Two versions of the
-    benchmark hand the kernel something else than the batch: SGLang 0.5.10 under expert parallelism only the tokens
-    that use the rank, with the choices that other ranks own computed here as well; the SGLang Marlin kernel for MXFP4
-    computes the choices of other ranks too. These are facts about the timing, not about serving.
+    `routing` is `balanced` or `power_law_<exponent>` (the busiest rank, mean over five routings). With expert
+    parallelism not every timed kernel sees the batch as it is: SGLang 0.5.10's get only the tokens
+    that use the rank; and some kernels (UNMASKED) compute the choices that other ranks own as well. These are facts
+    about the timing, not about serving.
     """
     names = np.asarray(rows["routing"]).astype(str)
     tokens, experts, top_k, ep = (np.asarray(rows[n], float) for n in ("tokens", "experts", "topk", "ep"))
@@ -67,11 +69,11 @@ def benchmark_loads(rows: Columns) -> tuple[np.ndarray, Loads, np.ndarray]:
     load = np.where(skewed[:, None], skew.tokens, even.tokens)
     weight = np.where(skewed[:, None], skew.weight, 1.0 / load.shape[-1])
 
-    parallel = (np.asarray(rows["stack"]).astype(str) == "sglang") & (ep > 1)
     version = np.asarray(rows.get("stack_version", np.full(len(names), ""))).astype(str)
-    selected = parallel & (version == "0.5.10")
+    selected = (np.asarray(rows["stack"]).astype(str) == "sglang") & (version == "0.5.10") & (ep > 1)
     kernel, form = np.asarray(rows["kernel"]).astype(str), np.asarray(rows["dtype"]).astype(str)
-    foreign = selected | (parallel & (kernel == "sglang_marlin_moe") & (form == "w4a16_mxfp4"))
+    unmasked = np.array([(k, f) in UNMASKED for k, f in zip(kernel, form, strict=True)], bool)
+    foreign = selected | (unmasked & (ep > 1))
     using = np.where(skewed, tokens * (1.0 - (1.0 - np.minimum(pairs / (top_k * tokens), 1.0)) ** top_k), pairs)
     tokens = np.where(selected, np.clip(using, 1.0, tokens), tokens)
     more = np.where(foreign, np.maximum(tokens * top_k - pairs, 0.0), 0.0)

@@ -27,9 +27,9 @@ class MoeConstants:
     k_latency_s: Array = 1.2e-9  # [s] serial time per element of K that a block walks through
     block_s: Array = 0.1e-6  # [s] of one SM per block of the grid, which is sized for the most scattered routing
     expert_s: Array = 15e-9  # [s] per expert that the rank holds: offsets, descriptors, histograms
-    row_passes: Array = 0.4  # [-] part of permuted, activated and quantised rows that goes through HBM
+    row_passes: Array = 0.5  # [-] part of permuted, activated and quantised rows that goes through HBM
     combine_passes: Array = 0.4  # [-] the same for the T k rows that all ranks together combine
-    warm_ratio: Array = 2.0  # [-] bandwidth gained when the weights lie in L2; benchmarks only, unused when cold
+    warm_ratio: Array = 1.5  # [-] bandwidth gained on what lies in L2: fresh rows, and weights in benchmarks (not cold)
     stored_bytes: Array = 0.0  # [B] per weight that the kernel reads if more than the format's: widened on loading
     padding: Array = 1.0  # [-] share of tile padding and idle waves that is paid
     blend: Array = 1.0  # [-] 1: compute, memory and latency overlap as a 2-norm; 0: perfectly (their maximum)
@@ -95,9 +95,10 @@ def moe_terms(
                 t_l   = walk tau
                 t_b   = max(blocks(b), min(T k, E + (T k - E)/b)) (ceil(gI/128) + ceil(H/128)) t_block / SM
                 t     = sqrt(t_c^2 + t_m^2 + t_l^2) + t_b
-              time = t_launch + E/ep t_expert + min over tiles of t
-                     + (c_row R (2 H a + 4 g I + 2 I a + 4 H) + c_combine T k 4 H) / (f_m BW)
-              warm buffers (benchmarks): f_m of t_m grows by 1 + h (warm_ratio - 1), h = warm_share of the weights used
+                Z     = c_row R (2 H a + 4 g I + 2 I a + 4 H) + c_combine T k 4 H     [B] permuted, activated, combined
+              time = t_launch + E/ep t_expert + min over tiles of t + Z / (f_m BW)
+              what lies in L2 moves faster by 1 + h (warm_ratio - 1): h = warm_share of Z, whose rows are read soon
+              after they are written; and for t_m, in benchmarks that repeat a call, of the weights used
     Args:     tokens T entering the layer over all ep ranks, hidden, inter, experts E, top_k k, tp, ep [-];
               matrices: 3 gated, 2 plain; loads: of this rank (random uniform routing unless given);
               peak_flops_per_s P [FLOP/s] of the format multiplied; bytes per element of weights w (scales included) and
@@ -140,7 +141,11 @@ def moe_terms(
         best = candidate if best is None else _earlier(best, candidate)
     busy, launched, compute, latency = best
     rows_bytes = c.row_passes * routed.pairs * (2.0 * h * a + 4.0 * gates * i + 2.0 * i * a + 4.0 * h)
-    rows_s = (rows_bytes + c.combine_passes * scattered * 4.0 * h) / rate
+    rows_bytes = rows_bytes + c.combine_passes * scattered * 4.0 * h
+    near = warm_share(
+        rows_bytes, chip.l2_bytes, cold=False
+    )  # rows are read soon after they are written, in serving too
+    rows_s = rows_bytes / (rate * (1.0 + near * (c.warm_ratio - 1.0)))
     fixed = c.launch_s + local * c.expert_s
     return MoeTerms(fixed + busy + rows_s, fixed + launched, compute, memory, latency, rows_s)
 
