@@ -14,10 +14,10 @@ from roofline.kernels.chip import Chip
 from roofline.kernels.moe import MoeConstants, MoeTerms, moe_terms
 from roofline.kernels.routing import Loads, even_loads, power_law_loads
 
-# bytes per element of weights (scales included) and of the activations that the matrix unit sees
+# bytes per element of weights (scales included; int4 with one 16-bit scale per 128) and of the activations multiplied
 WEIGHT_BYTES = {
     "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "mxfp4": 0.53125, "w8a16": 1.0,
-    "w4a16": 0.5625, "w4a16_mxfp4": 0.53125, "w4a8_mxfp4_mxfp8": 0.53125, "w8a8_int8": 1.0,
+    "w4a16": 0.515625, "w4a16_mxfp4": 0.53125, "w4a8_mxfp4_mxfp8": 0.53125, "w8a8_int8": 1.0,
 }  # fmt: skip
 ACT_BYTES = WEIGHT_BYTES | {"w8a16": 2.0, "w4a16": 2.0, "w4a16_mxfp4": 2.0, "w4a8_mxfp4_mxfp8": 1.0}
 WIDENED = ("w4a16_mxfp4",)  # formats that some kernels turn into 16-bit weights when they load them

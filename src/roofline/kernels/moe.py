@@ -36,7 +36,7 @@ class MoeConstants:
 
     BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
         "compute_fraction": (0.03, 1.0),
-        "memory_fraction": (0.1, 1.0),
+        "memory_fraction": (0.1, 0.95),
         "launch_s": (2e-6, 5e-5),
         "k_latency_s": (1e-11, 1.2e-8),
         "block_s": (1e-9, 3e-6),
