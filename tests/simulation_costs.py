@@ -19,5 +19,5 @@ def llama_70b_tp4(max_batch: int = 256, **extra) -> StepCosts:
         KV_BYTES / BANDWIDTH,
         prompt_token_s=2 * 70.6e9 / 4 / FLOPS,
         pair_s=4 * 80 * 8192 / 4 / 2 / (989.4e12 * 0.5),
-        **({"prompt_step_s": 2e-3, "launch_floor_s": 60e-3} | extra),
+        **({"eager_s": 2e-3, "launch_floor_s": 60e-3} | extra),
     )

@@ -227,7 +227,7 @@ def che_hit_rate(popularity: Array, capacity: Array) -> Array:
     Source:   Che, Tung, Wang, "Hierarchical web caching systems", IEEE JSAC 20 (2002), eq. 4-5
 
     >>> round(float(che_hit_rate(zipf(1000, 1.0), 100)), 3)
-    0.553
+    0.577
     """
     p = np.asarray(popularity, float)
     c = np.asarray(capacity, float)
@@ -318,7 +318,7 @@ def fresh_warm_gain(
 
     >>> gain, warm = fresh_warm_gain(0.7, 0.2, 2.0, 0.6, 5.0, 16)
     >>> round(float(gain), 2), int(warm)
-    (2.07, 4)
+    (2.31, 3)
     """
     if not (isinstance(servers, (int, np.integer)) and servers >= 2):
         raise InputError(f"servers: {servers!r}; splitting needs a whole number of at least 2")

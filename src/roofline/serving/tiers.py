@@ -93,7 +93,7 @@ def break_even_tokens(
     b = np.asarray(s_per_token, float) - np.asarray(kv_bytes_per_token, float) / bandwidth_bytes_per_s
     c = np.asarray(latency_s, float)
     root = np.sqrt(b * b + 4.0 * a * c)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # (-b + root) / 2a loses all digits for b > 0: multiplied by its conjugate there
         quadratic = np.where(b > 0, 2.0 * c / (b + root), (root - b) / (2.0 * a))
         linear = np.where(b > 0, c / b, np.where((b == 0) & (c == 0), 0.0, np.inf))

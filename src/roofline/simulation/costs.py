@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,9 +18,10 @@ class StepCosts:
         step = base[b] + kv[b] ctx
              + [n > 0] (max(prompt_token n + prompt_step[b], prompt_least[b]) + pair sum x (x + 2p))
 
-    and at least `launch_floor_s` in a step with prompt tokens that does not fit a captured graph. `b` sequences decode
-    over `ctx` cached tokens in all; `n` prompt tokens come in chunks of x on top of p. Tables are indexed by b, from 0
-    (a step of prompts alone) to the largest batch, and are plain lists: indexing numpy in a Python loop is slow.
+    A step with prompt tokens that does not fit a captured graph pays `eager_s` and lasts at least `launch_floor_s`.
+    `b` sequences decode over `ctx` cached tokens in all; `n` prompt tokens come in chunks of x on top of p. Tables are
+    indexed by b, from 0 (a step of prompts alone) to the largest batch, and are plain lists: indexing numpy in a Python
+    loop is slow.
     """
 
     base_s: list[float]  # decode step without its KV reads; [0]: what a prompt-only step pays besides the prompt
@@ -29,8 +30,9 @@ class StepCosts:
     pair_s: float  # attention, per token^2 where a chunk counts x (x + 2p) = (p + x)^2 - p^2
     prompt_step_s: list[float]  # per step with a prompt; negative where weights that decode reads hide under it
     prompt_least_s: list[float]  # least extra of any prompt: experts that the decode step does not read
-    launch_floor_s: float = 0.0  # kernels of a step outside a CUDA graph, launched one by one
-    graph_tokens: int = 0  # steps of at most so many tokens run in a graph: neither floor nor per-step cost
+    eager_s: float = 0.0  # per prompt step outside a CUDA graph: host work that does not scale
+    launch_floor_s: float = 0.0  # kernels of such a step, launched one by one
+    graph_tokens: int = 0  # prompt steps of at most so many tokens run in a graph: neither of the two
     max_error: float = 0.0  # largest and median relative error of the table, where it was made from a step model
     median_error: float = 0.0
     notes: str = field(default="", compare=False)
@@ -52,11 +54,13 @@ class StepCosts:
         seconds = self.base_s[batch] + self.kv_s[batch] * context
         if not prompt_tokens:
             return seconds
-        graphed = prompt_tokens + batch <= self.graph_tokens
-        extra = self.prompt_token_s * prompt_tokens + (0.0 if graphed else self.prompt_step_s[batch])
+        extra = self.prompt_token_s * prompt_tokens + self.prompt_step_s[batch]
         least = self.prompt_least_s[batch]
         seconds += (extra if extra > least else least) + self.pair_s * pairs
-        return seconds if graphed or seconds > self.launch_floor_s else self.launch_floor_s
+        if prompt_tokens + batch <= self.graph_tokens:
+            return seconds
+        seconds += self.eager_s
+        return seconds if seconds > self.launch_floor_s else self.launch_floor_s
 
 
 def from_terms(
@@ -64,17 +68,17 @@ def from_terms(
     kv_s: Array,
     prompt_token_s: float,
     pair_s: float,
-    prompt_step_s: float = 0.0,
+    eager_s: float = 0.0,
     experts_s: Array = 0.0,
     launch_floor_s: float = 0.0,
     graph_tokens: int = 0,
 ) -> StepCosts:
     """`StepCosts` from known terms; tables start at batch 1, and a step of prompts alone pays base[1].
 
-    Formula:  base[b] + kv[b] ctx + max(prompt_token n, experts[b]) + prompt_step + pair sum x (x + 2p)
+    Formula:  base[b] + kv[b] ctx + max(prompt_token n, experts[b]) + eager + pair sum x (x + 2p)
     Args:     base_s, kv_s, experts_s [max_batch] (or a scalar for the last two) [s]; the rest scalars [s]
     Returns:  `StepCosts`
-    Source:   serving analysis: every prompt step pays prompt_step_s, also where the experts bind
+    Source:   derivation
     """
     base = np.asarray(base_s, float)
     kv, experts = (np.broadcast_to(np.asarray(a, float), base.shape) for a in (kv_s, experts_s))
@@ -82,10 +86,9 @@ def from_terms(
     def table(a):
         return [float(a[0]), *a.tolist()]
 
-    step = np.full(base.shape, float(prompt_step_s))
     return StepCosts(
-        table(base), table(kv), float(prompt_token_s), float(pair_s), table(step), table(experts + step),
-        float(launch_floor_s), int(graph_tokens),
+        table(base), table(kv), float(prompt_token_s), float(pair_s), [0.0] * (base.size + 1), table(experts),
+        float(eager_s), float(launch_floor_s), int(graph_tokens),
     )  # fmt: skip
 
 
@@ -94,17 +97,19 @@ def tabulate(
     max_batch: int,
     contexts: tuple[float, float] = (512.0, 4096.0),
     prompts: tuple[float, float] = (64.0, 8192.0),
+    eager_s: float = 0.0,
     launch_floor_s: float = 0.0,
     graph_tokens: int = 0,
 ) -> StepCosts:
     """`StepCosts` of a step model, from about 200 evaluations in three vectorised calls.
 
     Formula:  base, kv: exact at both ends of `contexts`; pair: slope over past; prompt_token, prompt_step: least
-              squares of relative error over the upper half of `prompts`; prompt_least: at the shortest; batches between the
-              grid's are interpolated linearly
+              squares of relative error over the upper half of `prompts`; prompt_least: at the shortest; batches
+              between the grid's are interpolated linearly
     Args:     step_s(decode_count, decode_context, prefill_new, prefill_past) -> s, arrays that broadcast, counts may be
               0; decode_context is the mean per sequence; max_batch [sequences];
-              contexts, prompts: range that the load will visit [tokens]
+              contexts, prompts: range that the load will visit [tokens];
+              eager_s, launch_floor_s, graph_tokens: of the engine, on top of the step model
     Returns:  `StepCosts` with `max_error` and `median_error`, measured at points off the grid
     Assumes:  time is linear in context inside the range (an attention window bends it: narrow the range)
     Error:    its own fields, for each step model
@@ -152,13 +157,12 @@ def tabulate(
 
     costs = StepCosts(
         table(base, base0), table(kv, 0.0), token, pair, table(offset[1:], offset[0]), table(least[1:], least[0]),
-        launch_floor_s, graph_tokens,
     )  # fmt: skip
     errors = _table_errors(costs, step_s, grid, contexts, prompts)
-    return StepCosts(
-        costs.base_s, costs.kv_s, token, pair, costs.prompt_step_s, costs.prompt_least_s, launch_floor_s, graph_tokens,
-        float(errors.max()), float(np.median(errors)),
-        f"batch 1 to {max_batch}, context {contexts[0]:g} to {contexts[1]:g}, prompts {prompts[0]:g} to {prompts[1]:g}",
+    return replace(
+        costs, eager_s=eager_s, launch_floor_s=launch_floor_s, graph_tokens=graph_tokens,
+        max_error=float(errors.max()), median_error=float(np.median(errors)),
+        notes=f"batch 1 to {max_batch}, context {ends[0]:g} to {ends[1]:g}, prompts {new[0]:g} to {new[-1]:g}",
     )  # fmt: skip
 
 
@@ -172,7 +176,4 @@ def _table_errors(costs: StepCosts, step_s, grid, contexts, prompts) -> np.ndarr
     b, c, n = b[keep], np.where(b > 0, c, 0.0)[keep], n[keep]
     truth = np.asarray(step_s(b, c, n, np.zeros_like(b)), float)
     ours = np.array([costs.step_s(int(x), x * y, z, z * z) for x, y, z in zip(b.tolist(), c.tolist(), n.tolist())])
-    if costs.launch_floor_s or costs.graph_tokens:  # knobs the step model need not know: judge the rest
-        plain = n == 0
-        truth, ours = truth[plain], ours[plain]
     return np.abs(ours / truth - 1.0)

@@ -1,7 +1,8 @@
 """`simulate`: a trace through a pool of replicas, or through a prefill and a decode pool.
 
 Replicas meet only when a request is sent, handed over or finished. The replica with the earliest clock moves first, to
-the first step boundary at or after the next clock or event: nothing is ever sent into a replica's past.
+the first step boundary at or after the next event or the earliest time at which another could finish something: nothing
+is ever sent into a replica's past.
 """
 
 from __future__ import annotations
@@ -109,10 +110,10 @@ def simulate(
         silent = {"tokenizer_s_per_token": 0.0, "tokenizer_s_per_request": 0.0, "front_end_s": 0.0, "cold_start_s": 0.0}
         last_log = Log(isl, osl, None, trace.block_ids, trace.block_tokens, handed=True, timeline=timeline)
         last = dataclasses.replace(decode, scheduler=dataclasses.replace(decode.scheduler, **silent)).start(last_log)
-    for i in range(len(isl)):
-        replicas[0].check(i)
-        if last:
-            last[0].check(i)
+    for replica in (*replicas[:1], *last[:1]):
+        if math.isfinite(replica.scheduler.kv_blocks):
+            for i in range(len(isl)):
+                replica.check(i)
     if progress is not None:
         every = max(1, len(isl) // 100)
         for replica in last or replicas:
@@ -120,14 +121,15 @@ def simulate(
             replica.on_tick = lambda done: progress(done, len(isl))
     complete = True
     try:
-        if whole and (len(replicas) == 1 or (trace.concurrency is None and not pool.router.looks)):
+        apart = trace.concurrency is None and not pool.router.looks and pool.tiers is None
+        if whole and (len(replicas) == 1 or apart):
             _independent(trace, replicas, pool.router)
         else:
             _together(trace, replicas, pool.router, last, decode.router if decode else None, link)
+        if progress is not None:
+            progress(last_log.done, len(isl))
     except KeyboardInterrupt:
         complete = False
-    if progress is not None:
-        progress(last_log.done, len(isl))
     return collect(trace, log, last_log, replicas, last, complete)
 
 
@@ -141,7 +143,7 @@ def _independent(trace: Trace, replicas: list[Replica], router: Router) -> None:
         replica.backlog = waiting
     else:
         for i, at in enumerate(trace.arrived_s.tolist()):
-            replicas[router.pick(replicas, i, i) if len(replicas) > 1 else 0].submit(i, at)
+            replicas[router.pick(replicas, i, i, at) if len(replicas) > 1 else 0].submit(i, at)
     for replica in replicas:
         replica.advance()
 
@@ -151,16 +153,17 @@ def _together(trace, replicas, router, last, last_router, link: Link | None) -> 
     closed = trace.concurrency is not None
     n = len(trace.isl)
     waiting = list(range(n - 1, -1, -1)) if closed else []
-    # (time, order, request, goes to the decode pool)
+    # (time, order, request or -1 for the next one, goes to the decode pool)
     if closed:
-        events = [(0.0, k, waiting.pop(), False) for k in range(min(trace.concurrency, n))]
+        events = [(0.0, k, -1, False) for k in range(min(trace.concurrency, n))]
     else:
         events = [(at, i, i, False) for i, at in enumerate(trace.arrived_s.tolist())]
     heapify(events)
     order, turns = n, [0, 0]
     link_free = [0.0] * len(replicas)
     everyone = replicas + last
-    feeders = (everyone if closed else replicas) if last or closed else []
+    stores = [r.tiers for r in replicas if r.tiers is not None]
+    feeders = everyone if closed or len({id(s) for s in stores}) < len(stores) else replicas if last else []
     while True:
         clocks = [r.next_s for r in everyone]
         first = min(range(len(everyone)), key=clocks.__getitem__)
@@ -169,13 +172,17 @@ def _together(trace, replicas, router, last, last_router, link: Link | None) -> 
             if event_s == math.inf:
                 return
             at, _, i, handed = heappop(events)
+            if i < 0:  # only now is it sure that no other client asks earlier
+                if not waiting:
+                    continue
+                i = waiting.pop()
             group, route = (last, last_router) if handed else (replicas, router)
-            pick = route.pick(group, i, turns[handed])
+            pick = route.pick(group, i, turns[handed], at)
             turns[handed] += 1
             group[pick].submit(i, at)
             continue
         mover = everyone[first]
-        until = min([event_s] + [r.next_s for r in feeders if r is not mover])
+        until = min([event_s] + [r.earliest_finish_s for r in feeders if r is not mover])
         until = max(until, math.nextafter(clocks[first], math.inf))
         for i, at in mover.advance(until, stop_at_finish=bool(feeders)):
             if last and first < len(replicas):
@@ -184,6 +191,6 @@ def _together(trace, replicas, router, last, last_router, link: Link | None) -> 
                 link_free[first] = start + move * (1.0 - link.overlap)
                 heappush(events, (link_free[first] + link.latency_s, order, i, True))
                 order += 1
-            elif waiting:
-                heappush(events, (at, order, waiting.pop(), False))
+            elif closed:
+                heappush(events, (at, order, -1, False))
                 order += 1

@@ -85,6 +85,7 @@ class Replica:
         self.residues = [0] * scheduler.block_tokens
         self.birth: dict[int, int] = {}  # step at which a request would have had 0 tokens
         self.generated: dict[int, int] = {}  # of preempted ones
+        self.expected_hits: dict[int, int] = {}  # prompt tokens found at submission
         self.priority: dict[int, int] = {}
         self.admissions = 0
         self.pending_first: list[int] = []  # heap of step * n + request: first chunks that are not full yet
@@ -92,6 +93,7 @@ class Replica:
         self.tokenizer_free = -math.inf
         self.warm = scheduler.cold_start_s == 0.0
         self.backlog: list[int] = []  # closed loop: requests still to be sent, next one last
+        self.last_finished = self.last_tokens = 0  # in the last step
         self.steps = self.prompt_steps = self.seat_steps = self.prompt_tokens = 0
         self.busy_s = self.decode_area = 0.0
         self.preemptions = 0
@@ -111,15 +113,29 @@ class Replica:
         return max(self.now, min(ahead + [t for t, _ in self.fetching[:1]], default=math.inf))
 
     @property
-    def outstanding(self) -> int:
-        """Requests in this replica, queue included."""
-        waiting = len(self.sent) + len(self.waiting) + len(self.fetching) + (self.partial >= 0)
-        return len(self.running) + waiting
+    def earliest_finish_s(self) -> float:
+        """No request of this replica finishes before; inf when idle. Arrivals can only make it later."""
+        full = self.running and (self.batch >= self.scheduler.max_seqs or not self.scheduler.continuous)
+        if self.partial >= 0 or (not full and (self.waiting or self.sent or self.fetching)):
+            return self.next_s
+        if not self.running:
+            return math.inf
+        k = self.running[0] // len(self.log.isl) - self.step
+        g = self.costs.kv_s[self.batch] * self.batch
+        d0 = self.costs.base_s[self.batch] + self.costs.kv_s[self.batch] * self.context
+        return (self.now + k * d0 + g * (k * (k - 1) / 2)) * (1.0 - 1e-12)  # sums of split jumps round otherwise
 
-    def queued_tokens(self) -> float:
-        """Prompt tokens that wait for their prefill."""
-        isl, cached = self.log.isl, self.log.cached
-        return self.left + sum(isl[i] - cached[i] for queue in (self.sent, self.waiting) for i in queue)
+    def outstanding(self, at_s: float) -> int:
+        """Requests in this replica at `at_s`, queue included; its last step may end after that."""
+        waiting = len(self.sent) + len(self.waiting) + len(self.fetching) + (self.partial >= 0)
+        return len(self.running) + waiting + (self.last_finished if self.now > at_s else 0)
+
+    def queued_tokens(self, at_s: float) -> float:
+        """Prompt tokens whose prefill has not ended at `at_s`, as far as hits were known when they were sent."""
+        isl, cached, hits = self.log.isl, self.log.cached, self.expected_hits
+        queue = (*self.sent, *self.waiting, *(i for _, i in self.fetching))
+        in_step = self.last_tokens if self.now > at_s else 0
+        return in_step + self.left + sum(isl[i] - max(cached[i], hits.get(i, 0)) for i in queue)
 
     def submit(self, i: int, at_s: float) -> None:
         """Send request i at `at_s`: it passes the tokeniser, then waits to be seen."""
@@ -129,7 +145,15 @@ class Replica:
         self.tokenizer_free = max(self.tokenizer_free, at_s) + work
         log.ready[i] = self.tokenizer_free + rules.front_end_s
         log.replica[i] = self.index
+        if self.cache is not None:
+            self.expected_hits[i] = self.known_blocks(i) * log.ids_tokens
         self.sent.append(i)
+
+    def known_blocks(self, i: int) -> int:
+        """Leading prefix blocks of request i that are in this replica's pool or, after those, in a tier below it."""
+        ids = self.log.ids[i]
+        hits = self.cache.match(ids)
+        return hits if self.tiers is None else hits + len(self.tiers.find(ids[hits:]))
 
     def check(self, i: int) -> None:
         """Raise InfeasibleError if request i could not run even alone."""
@@ -182,9 +206,11 @@ class Replica:
         tick, done = self.tick, log.done
         finished: list[tuple[int, float]] = []
         completing: list[int] = []
+        tokens, before = 0, -1
 
         try:
             while now < until:
+                before = done
                 # -- who is seen
                 if poll == 1:
                     look = True
@@ -524,6 +550,8 @@ class Replica:
             self.batch, self.context, self.private, self.active = b, ctx, private, active
             self.partial, self.left, self.held, self.reserved = partial, left, held, reserved
             self.tokenizer_free, self.tick, log.done = tokenizer_free, tick, done
+            if before >= 0:
+                self.last_finished, self.last_tokens = done - before, tokens
             self.steps += steps
             self.prompt_steps += prompt_steps
             self.seat_steps += seat_steps

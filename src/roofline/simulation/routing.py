@@ -15,7 +15,7 @@ class RoundRobin:
 
     looks = False  # needs the replicas' state at that moment
 
-    def pick(self, replicas: Sequence[Replica], i: int, turn: int) -> int:
+    def pick(self, replicas: Sequence[Replica], i: int, turn: int, at_s: float) -> int:
         return turn % len(replicas)
 
 
@@ -26,8 +26,8 @@ class LeastLoaded:
     by_tokens: bool = False
     looks = True
 
-    def pick(self, replicas: Sequence[Replica], i: int, turn: int) -> int:
-        return min(range(len(replicas)), key=lambda r: _load(replicas[r], self.by_tokens))
+    def pick(self, replicas: Sequence[Replica], i: int, turn: int, at_s: float) -> int:
+        return min(range(len(replicas)), key=lambda r: _load(replicas[r], self.by_tokens, at_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CacheAware:
     than the least loaded replica the preferred one may have.
     """
 
-    min_match: float = 0.1
+    min_match: float = 0.5
     max_excess: float = 16
     looks = True
 
@@ -46,8 +46,8 @@ class CacheAware:
         check_number("min_match", self.min_match, high=1)
         check_number("max_excess", self.max_excess)
 
-    def pick(self, replicas: Sequence[Replica], i: int, turn: int) -> int:
-        loads = [r.outstanding for r in replicas]
+    def pick(self, replicas: Sequence[Replica], i: int, turn: int, at_s: float) -> int:
+        loads = [r.outstanding(at_s) for r in replicas]
         ids = replicas[0].log.ids[i]
         matches = [r.cache.match(ids) for r in replicas]
         best = max(range(len(replicas)), key=lambda r: (matches[r], -loads[r]))
@@ -72,15 +72,15 @@ class FreshWarm:
         check_number("fresh", self.fresh, low=1, integer=True)
         check_number("min_match", self.min_match, high=1)
 
-    def pick(self, replicas: Sequence[Replica], i: int, turn: int) -> int:
+    def pick(self, replicas: Sequence[Replica], i: int, turn: int, at_s: float) -> int:
         split = max(len(replicas) - self.fresh, 1)
         ids = replicas[0].log.ids[i]
         matches = [r.cache.match(ids) for r in replicas]
-        below = [m + len(r.tiers.find(ids[m:])) if r.tiers is not None else m for m, r in zip(matches, replicas)]
-        warm = max(below[:split]) >= self.min_match * len(ids)
+        warm = max(r.known_blocks(i) for r in replicas[:split]) >= self.min_match * len(ids)
         group = range(split) if warm else range(split, len(replicas))
-        return min(group, key=lambda r: (replicas[r].queued_tokens(), replicas[r].outstanding, -matches[r]))
+        return min(group, key=lambda r: (*_load(replicas[r], True, at_s), -matches[r]))
 
 
-def _load(replica: Replica, by_tokens: bool) -> tuple[float, float]:
-    return (replica.queued_tokens(), replica.outstanding) if by_tokens else (replica.outstanding, 0.0)
+def _load(replica: Replica, by_tokens: bool, at_s: float) -> tuple[float, float]:
+    requests = replica.outstanding(at_s)
+    return (replica.queued_tokens(at_s), requests) if by_tokens else (requests, 0.0)
