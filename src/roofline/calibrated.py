@@ -40,6 +40,7 @@ ALIKE: dict[str, tuple[str, ...]] = {
     "w4a8_mxfp4_mxfp8": ("nvfp4", "fp8_block", "fp8"),
     "nvfp4": ("fp8_block", "fp8"),
     "fp8": ("bf16",),
+    "bf16_fp8kv": ("fp8", "bf16"),
 }
 
 

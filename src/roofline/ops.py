@@ -99,6 +99,7 @@ class Attention(Op):
     causal: bool = True
     writes_cache: bool = True  # False where the layer reads a cache that another layer wrote (shared KV)
     naive: bool = False
+    expanded_latent: bool = False  # keys and values were expanded from MLA latents
     count: Array = 1.0
     kind: ClassVar[str] = "attention"
 

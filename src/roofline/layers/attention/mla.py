@@ -139,7 +139,8 @@ class MLA(Spec):
             Gemm("attn.absorb_v", g.tokens, v, r, BF16, h, absorbed),
             Gemm("attn.kv_b", g.count * (g.past + g.new), h * (n + v), r, precision.of("attention"), count=expanded),
             Attention(
-                "attn.core", g, h, h, n + self.rope_dim, v, BF16, writes_cache=False, count=expanded
+                "attn.core", g, h, h, n + self.rope_dim, v, BF16, writes_cache=False, expanded_latent=True,
+                count=expanded,
             ),
         ]  # fmt: skip
         return [op for op in both if np.any(op.count)]

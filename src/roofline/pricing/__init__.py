@@ -1,0 +1,66 @@
+"""Seconds of every op of a step on a machine: datasheet roofline, or the calibrated model of its kind of kernel.
+
+Ops of one kind and array shape are priced in one call: a step of thirty ops costs a handful of array evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from roofline.kernels.times import OpTime
+from roofline.machine import Machine
+from roofline.ops import Op
+from roofline.parallel import Plan
+from roofline.pricing.attention import attentions, latents
+from roofline.pricing.common import shape_of
+from roofline.pricing.matmul import experts, gemms
+from roofline.pricing.network import collectives, exchanges
+from roofline.pricing.small import elementwise, scans
+
+PRICES: dict[str, Callable[[list, Machine], list[OpTime]]] = {
+    "gemm": gemms,
+    "experts": experts,
+    "attention": attentions,
+    "latent_attention": latents,
+    "index_scores": scans,
+    "state_update": scans,
+    "elementwise": elementwise,
+    "collective": collectives,
+    "exchange": exchanges,
+}
+
+
+def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
+    """The times of the ops of a step, in order; small kernels that the engine fuses into others are left out.
+
+    Args:     ops of one rank; plan: fused kernels may depend on tp
+    Returns:  list of OpTime, one per op that runs
+    """
+    profile = machine.engine.step
+    fused = profile.fused + (profile.fused_tp if plan.tp > 1 else ())
+    ops = [op for op in ops if not (op.kind == "elementwise" and any(fnmatchcase(op.name, f) for f in fused))]
+    if profile.kernels == "datasheet":
+        return [machine.datasheet(op) for op in ops]
+    times: list[OpTime | None] = [None] * len(ops)
+    batches: dict[tuple, list[int]] = {}
+    for i, op in enumerate(ops):
+        if any(fnmatchcase(op.name, f) for f in profile.beside):
+            times[i] = _beside(op, machine)
+            continue
+        batches.setdefault((op.kind, shape_of(op)), []).append(i)
+    for (kind, _), indices in batches.items():
+        price = PRICES[kind]
+        for i, time in zip(indices, price([ops[i] for i in indices], machine), strict=True):
+            times[i] = time
+    return times
+
+
+def _beside(op: Op, machine: Machine) -> OpTime:
+    """An op on a second stream: hidden under the main one but for the weights and FLOPs that the device has to do."""
+    sheet = machine.datasheet(op)
+    total = np.maximum(op.weight_bytes / machine.chip.bandwidth_bytes_per_s, sheet.compute_s)
+    return replace(sheet, total_s=total, low_s=total, high_s=total, evidence="measured")

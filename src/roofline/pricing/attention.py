@@ -1,0 +1,92 @@
+"""Prices of attention: decode and prompt kernels, latent attention, and what walks a cache without softmax."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roofline.kernels.decode import AttentionTerms, DecodeConstants, decode_terms
+from roofline.kernels.mla import MLA_DECODE, MLA_PREFILL, mla_decode_terms, mla_prefill_terms
+from roofline.kernels.prefill import PrefillConstants, prefill_terms
+from roofline.kernels.times import OpTime
+from roofline.machine import Machine
+from roofline.ops import Attention, LatentAttention, Op
+from roofline.precision import Format
+from roofline.pricing.common import regime_names, timed
+
+FEW_TOKENS = 16  # up to so many new tokens per sequence engines take the split-KV decode kernel (drafts to verify)
+
+
+def attentions(ops: list[Attention], machine: Machine) -> list[OpTime]:
+    """Softmax attention: the decode kernel where few tokens are new, the prompt kernel where many are."""
+    return [_attention(op, machine) for op in ops]
+
+
+def _attention(op: Attention, machine: Machine) -> OpTime:
+    if op.expanded_latent:
+        return _prompt(op, machine)
+    few = np.asarray(op.sequences.new) <= FEW_TOKENS
+    if not op.causal or not few.any():
+        return _prompt(op, machine)
+    if few.all():
+        return _decode(op, machine)
+    one, other = _decode(op, machine), _prompt(op, machine)
+    names = ("launch_s", "total_s", "low_s", "high_s")
+    chosen = {n: np.where(few, getattr(one, n), getattr(other, n)) for n in names}
+    return OpTime(op, other.compute_s, other.memory_s, other.network_s, evidence=one.evidence, **chosen)
+
+
+def cache_format(kv: Format) -> str:
+    """The cache format as kernel tables name it: 8 bits and less are read and widened as fp8 is."""
+    return "fp8" if kv.bits <= 8 else "bf16"
+
+
+def _decode(op: Attention, machine: Machine) -> OpTime:
+    s = op.sequences
+    found = machine.constants("decode_attention", cache_format(op.kv), DecodeConstants())
+    terms = decode_terms(
+        s.count, s.past, op.heads, op.kv_heads, op.qk_dim, new=s.new, v_dim=op.v_dim, window=op.window,
+        kv_bytes_per_el=op.kv.element_bytes, chip=machine.chip, constants=found.constants,
+        peak_flops_per_s=machine.accelerator.peak_flops_per_s("bf16"),
+    )  # fmt: skip
+    return _timed(op, machine, terms, found)
+
+
+def _prompt(op: Attention, machine: Machine) -> OpTime:
+    s = op.sequences
+    if op.expanded_latent:
+        found = machine.constants("mla_prefill", "bf16", MLA_PREFILL)
+        terms = mla_prefill_terms(
+            s.count, s.new, op.heads, past=s.past, nope=op.qk_dim, rope=0.0, v_dim=op.v_dim, rank=0.0,
+            window=op.window, chip=machine.chip, constants=found.constants,
+            peak_flops_per_s=machine.accelerator.peak_flops_per_s("bf16"),
+        )  # fmt: skip
+        return _timed(op, machine, terms, found)
+    narrow = cache_format(op.kv) == "fp8"
+    found = machine.constants("prefill_attention", "bf16_fp8kv" if narrow else "bf16", PrefillConstants())
+    matmul = "fp8" if found.format == "fp8" else "bf16"  # some engines multiply in the format of the cache
+    terms = prefill_terms(
+        s.count, s.new, op.heads, op.kv_heads, op.qk_dim, past=s.past, v_dim=op.v_dim, window=op.window,
+        causal=op.causal, kv_bytes_per_el=op.kv.element_bytes, chip=machine.chip, constants=found.constants,
+        peak_flops_per_s=machine.accelerator.peak_flops_per_s(matmul),
+    )  # fmt: skip
+    return _timed(op, machine, terms, found)
+
+
+def latents(ops: list[LatentAttention], machine: Machine) -> list[OpTime]:
+    """Absorbed MLA over its latent cache; a compressed cache has one entry for `ratio` positions."""
+    return [_latent(op, machine) for op in ops]
+
+
+def _latent(op: LatentAttention, machine: Machine) -> OpTime:
+    s = op.sequences
+    found = machine.constants("mla_decode", cache_format(op.kv), MLA_DECODE)
+    terms = mla_decode_terms(
+        s.count, np.asarray(s.past, float) / op.ratio, op.heads, new=s.new, rank=op.rank, rope=op.rope,
+        token_bytes=op.token_bytes, cache_bytes_per_el=op.kv.element_bytes, window=op.window, chip=machine.chip,
+        constants=found.constants, peak_flops_per_s=machine.peak_flops_per_s(op),
+    )  # fmt: skip
+    return _timed(op, machine, terms, found)
+
+
+def _timed(op: Op, machine: Machine, terms: AttentionTerms, found) -> OpTime:
+    return timed(op, machine, terms.time_s, terms.launch_s, found, regime_names(terms))

@@ -1,0 +1,106 @@
+"""Prices of matrix products: plain, absorbed per head, and the routed experts of a MoE layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roofline.kernels.gemm import UNTILED, GemmConstants, gemm_terms
+from roofline.kernels.mla import AbsorbConstants, absorb_terms
+from roofline.kernels.moe import MoeConstants, fastest_moe_terms
+from roofline.kernels.times import OpTime
+from roofline.machine import Machine
+from roofline.ops import Experts, Gemm
+from roofline.pricing.common import (
+    REGIMES,
+    band,
+    records,
+    regime_index,
+    regime_names,
+    shape_of,
+    stacked,
+    table_format,
+    timed,
+)
+
+ABSORBED = ("absorb_q", "absorb_v")  # per-head products of MLA, which have a kernel model of their own
+
+
+def gemms(ops: list[Gemm], machine: Machine) -> list[OpTime]:
+    """Matrix products of one shape class, in one evaluation; products per head go to their own model."""
+    plain = [op for op in ops if op.name.rpartition(".")[2] not in ABSORBED]
+    times = dict(zip(map(id, plain), _plain(plain, machine) if plain else ()))
+    return [times.get(id(op)) or _absorbed(op, machine) for op in ops]
+
+
+def _absorbed(op: Gemm, machine: Machine) -> OpTime:
+    """One absorbing product for all heads of a rank."""
+    found = machine.constants(
+        "mla_absorb", table_format(op.weight, machine), AbsorbConstants(), op.name.rpartition(".")[2]
+    )
+    terms = absorb_terms(
+        op.m, op.batch, chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), head_dim=op.k, rank=op.n,
+        weight_bytes_per_el=op.weight.element_bytes, constants=found.constants,
+    )  # fmt: skip
+    return timed(op, machine, terms.time_s, terms.launch_s, found, regime_names(terms))
+
+
+def _plain(ops: list[Gemm], machine: Machine) -> list[OpTime]:
+    """Plain matrix products; independent products (`batch`) run one after another inside one launch."""
+    kind = machine.accelerator.kind
+    default = GemmConstants() if kind.startswith(("gpu", "soc")) else UNTILED
+    found = [machine.constants("gemm", table_format(op.weight, machine), default) for op in ops]
+    quantised = [_quantises(op, machine) for op in ops]
+    shape = shape_of(ops[0])
+    tail = (len(ops),) + (1,) * len(shape)
+    native = [machine.accelerator.is_native(machine.operand(op.weight)) for op in ops]
+    terms = gemm_terms(
+        *(stacked([getattr(op, side) for op in ops], len(shape)) for side in ("m", "n", "k")),
+        chip=machine.chip,
+        peak_flops_per_s=np.array([machine.peak_flops_per_s(op) for op in ops]).reshape(tail),
+        weight_bytes_per_el=np.array([op.weight.element_bytes for op in ops]).reshape(tail),
+        act_bytes_per_el=np.array([op.weight.act_bits / 8.0 if n else 2.0 for op, n in zip(ops, native)]).reshape(tail),
+        quantise=np.array(quantised, float).reshape(tail),
+        constants=records(found, len(shape)),
+    )  # fmt: skip
+    regimes = np.array(REGIMES)[regime_index(terms)]
+    launches = np.broadcast_to(terms.launch_s, np.shape(terms.time_s))
+    out = []
+    for i, op in enumerate(ops):
+        total = launches[i] + (terms.time_s[i] - launches[i]) * op.batch
+        regime = str(regimes[i]) if regimes.ndim == 1 else regimes[i]
+        out.append(timed(op, machine, total, launches[i], found[i], regime))
+    return out
+
+
+def _quantises(op: Gemm, machine: Machine) -> bool:
+    """Whether a kernel quantises the 16-bit activations before the product."""
+    return (
+        op.weight.act_bits < 16 and not op.static_scales and machine.accelerator.is_native(machine.operand(op.weight))
+    )
+
+
+def experts(ops: list[Experts], machine: Machine) -> list[OpTime]:
+    return [_moe(op, machine) for op in ops]
+
+
+def _moe(op: Experts, machine: Machine) -> OpTime:
+    """Routed experts with the fastest kernel that the engine has (any engine's, where it has none of its own)."""
+    fmt = table_format(op.weight, machine)
+    if fmt == "fp8_channel":  # runs in the kernels of block-scaled experts; per-tensor fp8 has kernels of its own
+        fmt = "fp8_block"
+    native = machine.accelerator.is_native(machine.operand(op.weight))
+    found = machine.kernels("moe", fmt, MoeConstants())
+    terms, winner = fastest_moe_terms(
+        [c.constants for c in found], op.tokens, op.hidden, op.inter, op.experts, op.top_k,
+        chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), tp=op.tp, ep=op.ep, matrices=op.matrices,
+        weight_bytes_per_el=op.weight.element_bytes,
+        act_bytes_per_el=op.weight.act_bits / 8.0 if native else 2.0,
+    )  # fmt: skip
+    bands = np.array([[band(c, regime) for regime in REGIMES] for c in found])  # [kernel, regime, 2]
+    low, high = np.moveaxis(bands[winner, regime_index(terms)], -1, 0)
+    sheet = machine.datasheet(op)
+    total = np.maximum(terms.time_s, sheet.total_s)
+    return OpTime(
+        op, sheet.compute_s, sheet.memory_s, sheet.network_s, np.minimum(terms.launch_s, total),
+        total, total * low, total * high, found[0].evidence,
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Prices of communication: collectives inside a domain and between nodes, and the exchange of tokens with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.calibrated import Calibrated
+from roofline.kernels.collective import CollectiveConstants, collective_latency, collective_time
+from roofline.kernels.times import OpTime
+from roofline.machine import Machine
+from roofline.ops import Collective, Exchange
+from roofline.pricing.common import timed
+
+# The pattern of a collective as the kernel model and its tables name it.
+_PATTERNS = {"all_to_all": "alltoall"}
+
+
+def collectives(ops: list[Collective], machine: Machine) -> list[OpTime]:
+    return [_collective(op, machine) for op in ops]
+
+
+def _collective(op: Collective, machine: Machine) -> OpTime:
+    """One collective: over the scale-up links with the engine's library, between domains over the network."""
+    kind = _PATTERNS.get(op.pattern, op.pattern)
+    inside = machine.inside_domain(op)
+    found = machine.constants("collective", "any", CollectiveConstants(), kind)
+    chip = machine.chip
+    if not inside:
+        found = Calibrated(CollectiveConstants(), {}, "transferred", "", "any", None)
+        link = machine.link_bytes_per_s(op)
+        chip = replace(chip, link_bytes_per_s=link, pair_bytes_per_s=link)
+    price = {"chip": chip, "constants": found.constants, "in_switch": inside and machine.reduces_in_switch}
+    total = collective_time(kind, op.payload_bytes, op.ranks, **price)
+    launch = collective_latency(kind, op.payload_bytes, op.ranks, **price)
+    regime = np.where(np.asarray(launch) > 0.5 * total, "launch", "link")
+    return timed(op, machine, total, launch, found, str(regime) if regime.ndim == 0 else regime)
+
+
+def exchanges(ops: list[Exchange], machine: Machine) -> list[OpTime]:
+    """Dispatch and combine in the way that takes least time, point by point."""
+    out = []
+    for op in ops:
+        ways = [[_collective(c, machine) for c in way] for way in op.alternatives]
+        totals = [sum(t.op.count * t.total_s for t in way) for way in ways]
+        best = np.argmin(np.stack(np.broadcast_arrays(*totals)), axis=0)
+
+        def pick(term: Callable[[OpTime], Array], ways=ways, best=best) -> Array:
+            sums = [sum(t.op.count * term(t) for t in way) for way in ways]
+            return np.choose(best, np.broadcast_arrays(*sums))[()]
+
+        sheet = machine.datasheet(op)
+        out.append(
+            OpTime(
+                op, sheet.compute_s, sheet.memory_s, sheet.network_s, pick(lambda t: t.launch_s),
+                pick(lambda t: t.total_s), pick(lambda t: t.low_s), pick(lambda t: t.high_s), ways[0][0].evidence,
+            )
+        )  # fmt: skip
+    return out
