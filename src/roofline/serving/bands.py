@@ -45,3 +45,11 @@ def tpot_band(where: Deployment) -> Band:
 def ttft_band(where: Deployment) -> Band:
     """Factors of the 80 % band of TTFT."""
     return TTFT[kind_of(where.model)]
+
+
+ONLINE = (0.88, 1.15)
+
+
+def online_band(where: Deployment) -> Band:
+    """Factors of the 80 % band of latencies at a request rate."""
+    return ONLINE

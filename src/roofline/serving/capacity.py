@@ -22,11 +22,14 @@ def held_tokens(isl: Array, osl: Array) -> Array:
     return isl + FILLED * np.asarray(osl, float)
 
 
-def kv_sequences(deployment: Deployment, tokens: Array) -> Array:
-    """Sequences of `tokens` cached tokens that fit on one attention-data-parallel rank, at most the engine's own limit.
+def kv_sequences(
+    deployment: Deployment, tokens: Array, shared: Array = 0.0, prefixes: Array = 0.0, most: Array | None = None
+) -> Array:
+    """Sequences that fit on one attention-data-parallel rank, at most the engine's own limit.
 
-    Formula:  min(pool bytes / bytes of a sequence, max_num_seqs)
-    Args:     tokens [tokens] per sequence, broadcasts
+    Formula:  min((1 - p s(shared)) / (s(tokens) - s(shared)), max_num_seqs), s(n): share of the pool that n tokens take
+    Args:     tokens [tokens] cached by a sequence; the first `shared` of them are one of `prefixes` p different ones,
+              each held once; most [sequences]: None takes the engine's limit
     Returns:  [sequences], 0 where not even one fits
     Assumes:  bytes of a sequence are linear in length between the points of a table (exact but for block rounding)
     Source:   `roofline.memory`
@@ -37,7 +40,17 @@ def kv_sequences(deployment: Deployment, tokens: Array) -> Array:
         pools = footprint(d.model, d.accelerator, d.plan, d.precision, d.engine, LENGTHS)
         held = np.maximum(np.asarray(pools.max_concurrency, float), 1e-9)
         kept["_kv_sequences"] = 1.0 / held, float(limits(d.engine.memory, d.accelerator.usable_bytes)[0])
-    share, most = kept["_kv_sequences"]
-    x = np.asarray(tokens, float)
-    shares = np.interp(x, LENGTHS, share) * np.maximum(x / LENGTHS[-1], 1.0)
-    return np.minimum(np.where(shares < 1e6, 1.0 / shares, 0.0), most)
+    share, limit = kept["_kv_sequences"]
+
+    def taken(n: Array) -> Array:
+        x = np.asarray(n, float)
+        return np.interp(x, LENGTHS, share) * np.maximum(x / LENGTHS[-1], 1.0)
+
+    whole = taken(tokens)
+    if np.any(np.asarray(prefixes) > 0):
+        common = np.where(np.asarray(prefixes) > 0, taken(shared), 0.0)
+        free, own = np.maximum(1.0 - prefixes * common, 0.0), np.maximum(whole - common, 1e-12)
+    else:
+        free, own = 1.0, whole
+    fit = np.where(whole < 1e6, free / own, 0.0)
+    return np.minimum(fit, limit if most is None else most)

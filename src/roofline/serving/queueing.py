@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from roofline.arrays import Array
-
-# Rational approximation of the normal quantile, |error| < 4.5e-4: Abramowitz and Stegun 1964, 26.2.23.
-_TOP = (2.515517, 0.802853, 0.010328)
-_BOTTOM = (1.0, 1.432788, 0.189269, 0.001308)
+from roofline.kernels.routing import normal_quantile as upper_quantile
 
 
 def normal_quantile(q: Array) -> Array:
     """The value below which a share `q` of a standard normal variable lies.
 
-    Formula:  rational in t = sqrt(-2 ln min(q, 1 - q))
+    Formula:  that of the upper tail min(q, 1 - q), its sign turned below one half
     Args:     q [-] between 0 and 1
     Returns:  [-]
-    Error:    4.5e-4
-    Source:   Abramowitz and Stegun 1964, 26.2.23
+    Error:    3e-3
+    Source:   `roofline.kernels.routing.normal_quantile`
 
     >>> round(float(normal_quantile(0.9)), 2)
     1.28
     """
     q = np.clip(np.asarray(q, float), 1e-12, 1.0 - 1e-12)
-    t = np.sqrt(-2.0 * np.log(np.minimum(q, 1.0 - q)))
-    z = t - np.polynomial.polynomial.polyval(t, _TOP) / np.polynomial.polynomial.polyval(t, _BOTTOM)
-    return np.where(q < 0.5, -z, z)[()]
+    return np.where(q < 0.5, -1.0, 1.0)[()] * upper_quantile(np.minimum(q, 1.0 - q))
 
 
 def gamma_quantile(q: Array, mean: Array, sd: Array) -> Array:
@@ -44,7 +40,9 @@ def gamma_quantile(q: Array, mean: Array, sd: Array) -> Array:
     return mean * np.maximum(1.0 - c + normal_quantile(q) * np.sqrt(c), 0.0) ** 3
 
 
-def queue_wait(utilisation: Array, service_s: Array, servers: Array = 1.0, arrivals_cv2: Array = 1.0, service_cv2: Array = 0.0):
+def queue_wait(
+    utilisation: Array, service_s: Array, servers: Array = 1.0, arrivals_cv2: Array = 1.0, service_cv2: Array = 0.0
+) -> Array:
     """Mean wait before service in a queue with several servers.
 
     Formula:  (ca2 + cs2)/2 rho^(sqrt(2 (c + 1)) - 1) / (c (1 - rho)) T
@@ -90,19 +88,47 @@ class Spread:
 
         Formula:  the weighted quantile of both parts, from 99 points of each
         """
+        rest = self.floor_s + gamma_quantile(q, self.mean_s, self.sd_s)
         if not np.any(np.asarray(self.burst_share) > 0):
-            return self.floor_s + gamma_quantile(q, self.mean_s, self.sd_s)
-        points = (np.arange(99) + 0.5) / 99.0
-        shape = np.broadcast_shapes(*(np.shape(getattr(self, name)) for name in self.__slots__))
-        rest, burst, share = (
-            np.broadcast_to(np.asarray(a)[..., None], (*shape, n))
-            for a, n in ((self.floor_s, 1), (self.burst_low_s, 1), (self.burst_share, 1))
-        )
-        rest = rest + gamma_quantile(points, np.asarray(self.mean_s)[..., None], np.asarray(self.sd_s)[..., None])
-        burst = burst + points * np.asarray(self.burst_high_s - self.burst_low_s)[..., None]
-        values = np.concatenate(np.broadcast_arrays(rest, burst), axis=-1)
-        weights = np.concatenate(np.broadcast_arrays(1.0 - share + 0.0 * rest, share + 0.0 * rest), axis=-1)
-        order = np.argsort(values, axis=-1)
-        below = np.cumsum(np.take_along_axis(weights, order, -1), axis=-1)
-        place = np.argmax(below >= q * below[..., -1:], axis=-1)
-        return np.take_along_axis(np.take_along_axis(values, order, -1), place[..., None], -1)[..., 0]
+            return rest
+        parts = [self._points(), self._burst_points()]
+        return weighted_quantile(parts, [1.0 - np.asarray(self.burst_share, float), self.burst_share], q)
+
+    def _points(self) -> Array:
+        floor, mean, sd = (np.asarray(x, float)[..., None] for x in (self.floor_s, self.mean_s, self.sd_s))
+        return floor + gamma_quantile(POINTS, mean, sd)
+
+    def _burst_points(self) -> Array:
+        low, high = (np.asarray(x, float)[..., None] for x in (self.burst_low_s, self.burst_high_s))
+        return low + POINTS * (high - low)
+
+
+POINTS = (np.arange(99) + 0.5) / 99.0  # of a distribution that is mixed with another
+
+
+def mixed_quantile(spreads: Sequence[Spread], shares: Sequence[Array], q: float) -> Array:
+    """The time below which a share `q` of all requests stays, of which `shares` belong to each of `spreads`."""
+    parts, weights = [], []
+    for spread, share in zip(spreads, shares):
+        burst = np.asarray(spread.burst_share, float)
+        parts += [spread._points(), spread._burst_points()]
+        weights += [share * (1.0 - burst), share * burst]
+    return weighted_quantile(parts, weights, q)
+
+
+def weighted_quantile(parts: Sequence[Array], weights: Sequence[Array], q: float) -> Array:
+    """Quantile of a mixture of distributions, each given by equally likely points along a last axis.
+
+    Formula:  smallest value at which the weights of the points up to it reach q
+    Args:     parts [any unit], weights [-] of each part (without the last axis), q [-]
+    Returns:  [unit of parts]
+    Source:   definition
+    """
+    shape = np.broadcast_shapes(*(np.shape(p)[:-1] for p in parts), *(np.shape(w) for w in weights))
+    values = np.concatenate([np.broadcast_to(p, (*shape, np.shape(p)[-1])) for p in parts], axis=-1)
+    each = [np.broadcast_to(np.asarray(w, float)[..., None], (*shape, np.shape(p)[-1])) for p, w in zip(parts, weights)]
+    each = np.concatenate([w / w.shape[-1] for w in each], axis=-1)
+    order = np.argsort(values, axis=-1)
+    below = np.cumsum(np.take_along_axis(each, order, -1), axis=-1)
+    place = np.argmax(below >= q * below[..., -1:], axis=-1)
+    return np.take_along_axis(np.take_along_axis(values, order, -1), place[..., None], -1)[..., 0]

@@ -136,7 +136,7 @@ def configured(engine: Engine, run: Run) -> Engine:
         chosen.setdefault("cold_start_s", (engine.scheduler.cold_start_s, "profile"))
     else:
         chosen["cold_start_s"] = (0.0, "warmed up")
-    values = {knob: int(round(v)) if isinstance(v, float) and v == round(v) and v else v for knob, (v, _) in chosen.items()}
+    values = {knob: int(v) if v and float(v).is_integer() else v for knob, (v, _) in chosen.items()}
     sources = {knob: source for knob, (_, source) in chosen.items()}
     return with_scheduler(engine, values, sources)
 

@@ -22,9 +22,12 @@ from roofline.serving.steps import Steps, StepTable, step_table
 from roofline.specs.engine import SchedulerProfile
 
 ROUNDS = 4  # of the fixed points; the next one moves a result by less than 0.1 %
-WINDOW = 4.0  # spread of the ends of a generation, in units of what unequal lengths make of it; tuned to the simulator
+# Spread of the ends of a generation over that of its lengths; tuned to the event simulator. Engines that stop decoding
+# for prompts keep requests closer together.
+WINDOW, WINDOW_STOPPED = 4.0, 1.7
 SEARCHES = 6  # of the batch that a rate comes to
-BLOCK = 1 << 16  # points evaluated at once
+CALM = 0.999  # utilisation above which a queue is not extrapolated
+TPOT_CV = 0.05  # spread of TPOT from request to request in a crowded closed loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,26 +117,27 @@ def together(steps: Steps, prompts: Array, per_step: Array) -> Array:
 def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array:
     """Mean TTFT of a whole batch of requests that arrive at once at an idle replica.
 
-    Formula:  n = ceil(b/min(g, b)), s = S(min(g, b); 1/2), k1 = clip(S(1; 1/2)/f, 1, g), late = 1 - 1/b
-              L0 + out D + max(f + s (n + ceil(1/g))/2 + [n <= 2] late S(1; 0),  f (b + 1)/2 + 1.5 S(k1; 1/2))
+    Formula:  late = 1 - 1/b, q = max(b - 1, 1), n = ceil(q/min(g, q)), k1 = clip(S(1; 1/2)/f, 1, min(g, b))
+              L0 + out D + max(f + S(1; 0) + late S(min(g, q); 1/2) (n + ceil(1/g))/2,  f (b + 1)/2 + 1.5 S(k1; 1/2))
               + late N D1 (polling) + late hold D1 (prompts held back)
+    Assumes:  S(k; u) is a step of k prompts beside the share u of the batch; the first prompt is tokenised first and
+              runs alone, the others follow together
     Source:   derivation: either the prefill or the tokeniser (f seconds a request, serial) sets the pace
     """
     b, f = load.batch, r.request_s
     g = prompts_per_step(load, r)
-    late = 1.0 - 1.0 / np.maximum(b, 1.0)
+    late, others = 1.0 - 1.0 / np.maximum(b, 1.0), np.maximum(b - 1.0, 1.0)
     alone = table.decode(1.0, load.context)
-    waves, chunks = np.ceil(b / np.minimum(g, b) - 1e-9), np.ceil(1.0 / g - 1e-9)
+    waves, chunks = np.ceil(others / np.minimum(g, others) - 1e-9), np.ceil(1.0 / g - 1e-9)
     half = step_kinds(table, load, r, 0.5)
-    empty = step_kinds(table, load, r, 0.0)
-    beside = np.clip(half.with_prompts_s(np.minimum(1.0, g)) * chunks / np.maximum(f, 1e-9), 1.0, np.maximum(g, 1.0))
-    paced = f * (b + 1.0) / 2.0 + 1.5 * half.with_prompts_s(np.minimum(beside, np.maximum(g, 1.0)))
-    filled = half.with_prompts_s(np.minimum(g, b))
-    one = empty.with_prompts_s(np.minimum(1.0, g)) * chunks
-    queued = f + filled * (waves + chunks) / 2.0 + np.where(waves <= 2, late * one, 0.0)
+    first = step_kinds(table, load, r, 0.0).with_prompts_s(np.minimum(1.0, g)) * chunks
+    queued = f + first + late * half.with_prompts_s(np.minimum(g, others)) * (waves + chunks) / 2.0
+    most = np.maximum(np.minimum(g, b), 1.0)
+    joined = np.clip(half.with_prompts_s(np.minimum(1.0, g)) * chunks / np.maximum(f, 1e-9), 1.0, most)
+    paced = f * (b + 1.0) / 2.0 + 1.5 * half.with_prompts_s(np.minimum(joined, np.maximum(g, 1.0)))
     held = (b - 1.0) * load.new < r.hold_ratio * r.budget
     waiting = late * alone * (np.where(r.poll > 1, r.poll, 0.0) + np.where(held, r.hold, 0.0))
-    return r.front_s + r.emit * decode_s + np.maximum(queued, paced) + waiting
+    return r.front_s + r.emit * decode_s + np.maximum(queued, np.where(f * b > first, paced, 0.0)) + waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +159,15 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
     """The fixed point of how many prompts share a step and how long steps then take.
 
     Formula:  lam requests/s arrive (closed loop: in a window W in which a generation ends), k of them share a step
-                W   = 4 (1 - r) Omax tp + [mixed] b max(s/min(g, b), f)
+                W   = w (1 - r) Omax tp + [mixed] b max(s/min(g, b), f)
                 lam = min(max(b/W, b/(O tp)), 1/f)                           open loop: the rate
                 k   = max(1, lam S(k)), bounded by b; holding: at least 1 + lam hold D; polling: max(1, lam N D)
-                tp  = D + (b - 1)/O (S(k) - D)/k;  prompts first: D + phi (b - 1)/O S(k)/k, phi = 1/2 in lockstep
+                j   = min(k, g) of them share a step
+                tp  = D + ((b - k) + (k - j)/2)/O (S(j) - D)/j;  prompts first: S(j) in place of S(j) - D
+                      (prompts of my own step do not delay my tokens, of those let in with me half come later)
                 p   = share of steps that carry a prompt, min(1, lam S(k)/k); 0 for prompts first
-    Source:   derivation; the factor 4 is tuned to the event simulator
+    Assumes:  w = 4, prompts first: 1.7, tuned to the event simulator
+    Source:   derivation
     """
     b, osl, f = load.batch, load.osl, r.request_s
     g = prompts_per_step(load, r)
@@ -170,12 +177,12 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
     polled = r.poll * table.decode(1.0, load.context) if np.any(r.poll > 1) else 0.0
     fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
     lockstep = (load.osl_ratio >= 1.0) & (not r.mixed)
-    others = np.where(lockstep, 0.5, 1.0) * (np.maximum(b - 1.0, 0.0) if rate is None else b) / osl
-    window = WINDOW * (1.0 - load.osl_ratio) * load.osl_longest
+    mates = 0.0 if rate is None else 1.0  # a closed loop has no other requests than the batch
+    window = (WINDOW if r.mixed else WINDOW_STOPPED) * (1.0 - load.osl_ratio) * load.osl_longest
     full = b * np.maximum(steps.with_prompts_s(np.minimum(g, b)) / np.minimum(g, b), f) if r.mixed else 0.0
     inside = fewest
     each = steps.with_prompts_s(inside)
-    tp = decode + others * (each - base) / np.minimum(1.0, inside)
+    tp = decode + np.maximum(b - 1.0 + mates, 0.0) / osl * (each - base) / np.minimum(1.0, inside)
     for _ in range(ROUNDS):
         span = np.maximum(window * (tp if r.mixed else decode) + full, 1e-12)
         lam = np.maximum(b / span, b / (osl * tp)) if rate is None else rate
@@ -186,7 +193,8 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
         k = np.minimum(np.where(lockstep, b, k), most)
         inside = np.minimum(k, g)
         each = steps.with_prompts_s(inside)
-        tp = decode + others * (each - base) / inside
+        others = np.maximum(b - k + mates, 0.0) + (k - inside) / 2.0
+        tp = decode + others / osl * (each - base) / inside
     busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
     return Rhythm(steps, decode, tp, k, inside, each, g, lam, busy)
 
@@ -195,15 +203,16 @@ def ttft_steady(r: Rules, beat: Rhythm, phased: bool = True) -> Array:
     """Mean TTFT after the burst is over.
 
     Formula:  L0 + f (1 + (k - 1)/4) + (late + ph) ((1 - p) D + p S(k)) + N D/2 [polling] + hold + T(k) + out D
-                ph   = 1 - (f + L0)/D where that is positive (in a closed loop requests follow the end of a step),
-                       1/2 with polling or in an open loop
+                ph   = 1 - (f + L0)/((1 - p) D + p S(k)) where that is positive (in a closed loop requests follow the
+                       end of a step), 1/2 with polling or in an open loop
                 hold = D (h + lam D h^2/2)/(1 + lam D h) for h held steps
     Source:   derivation
     """
     decode, k, f = beat.decode_s, beat.prompts, r.request_s
-    late = (f + r.front_s) / decode
+    step = (1.0 - beat.busy) * decode + beat.busy * beat.step_s
+    late = (f + r.front_s) / step
     phase = np.where((late < 1.0) & (r.poll <= 1) & phased, 1.0 - late, 0.5)
-    waits = (r.late + phase) * ((1.0 - beat.busy) * decode + beat.busy * beat.step_s)
+    waits = (r.late + phase) * step
     polled = np.where(r.poll > 1, r.poll * decode / 2.0, 0.0)
     gap = beat.rate * decode
     held = decode * (r.hold + gap * r.hold**2 / 2.0) / (1.0 + gap * r.hold)
@@ -223,10 +232,9 @@ class SteadyState:
     e2e: Spread
     batch: Array  # sequences that decode together, whole replica
     concurrency: Array  # requests in the system
-    requests_per_s: Array
-    tokens_per_s: Array  # output tokens
-    kv_occupancy: Array  # sequences running over sequences that fit
     utilisation: Array  # load over what the replica can do; 1 where a closed loop waits for seats
+    osl: Array
+    kv_occupancy: Array  # sequences running over sequences that fit
     feasible: Array  # False where not even one sequence fits
     parts_s: dict[str, Array]  # of the mean TTFT
 
@@ -246,6 +254,16 @@ class SteadyState:
         return self.e2e.mean
 
     @property
+    def requests_per_s(self) -> Array:
+        """Requests answered per second (Little's law)."""
+        return self.concurrency / self.e2e_s
+
+    @property
+    def tokens_per_s(self) -> Array:
+        """Output tokens per second."""
+        return self.requests_per_s * self.osl
+
+    @property
     def saturated(self) -> Array:
         """True where more is asked than the replica can do: times are then those of the fullest batch it can run."""
         return self.utilisation >= 1.0
@@ -259,17 +277,21 @@ def steady_state(
     concurrency: Array | None = None,
     rate_per_s: Array | None = None,
     cached: Array = 0.0,
+    prefixes: Array = 0.0,
     arrivals_cv2: Array = 1.0,
     burst_share: Array = 0.0,
+    max_seqs: Array | None = None,
     **knobs: Array,
 ) -> SteadyState:
     """TTFT, TPOT, end-to-end latency and throughput of a replica under a steady load.
 
     Args:     isl, osl [tokens]: arrays or `Lengths`; concurrency [requests]: closed loop, whoever gets an answer asks
-              again; or rate_per_s [1/s]: open loop; cached [tokens] of each prompt found in the prefix cache;
-              arrivals_cv2 [-]: squared coefficient of variation of the gaps between arrivals (Poisson 1, bursty more);
-              burst_share [-]: part of the requests that arrive together at the start (a benchmark of n requests at
-              concurrency c: c/n); knobs: scheduler settings in place of the engine profile's, see KNOBS
+              again; or rate_per_s [1/s]: open loop; cached [tokens] of each prompt found in the prefix cache, which
+              are one of `prefixes` different prefixes that requests share (0: every request holds its own);
+              arrivals_cv2 [-]: squared coefficient of variation of the gaps between arrivals (Poisson 1, bursty
+              more); burst_share [-]: part of the requests that arrive together at the start (a benchmark of n
+              requests at concurrency c: c/n); max_seqs: limit of running sequences in place of the engine's;
+              knobs: scheduler settings in place of the engine profile's, see KNOBS
     Returns:  SteadyState, everything broadcast
     Assumes:  like requests; steps at mean lengths
     Error:    docs/serving.md holds both against measured servers
@@ -281,7 +303,7 @@ def steady_state(
     if any(np.any(~np.isfinite(np.asarray(x, float))) or np.any(np.asarray(x) < 0) for x in inputs if x is not None):
         raise InputError("lengths, concurrency, rate and knobs are finite and not negative")
     r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
-    fits = kv_sequences(deployment, held_tokens(prompts.mean, outputs.mean))
+    fits = kv_sequences(deployment, held_tokens(prompts.mean, outputs.mean), cached, prefixes, max_seqs)
     site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
     if concurrency is not None:
         return _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
@@ -310,44 +332,59 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     load = site.load(np.minimum(wanted, site.cap))
     beat = rhythm(site.table, load, site.rules)
     steady = ttft_steady(site.rules, beat)
-    osl = site.outputs.mean
-    seats = np.maximum(wanted - site.cap, 0.0) / site.cap * osl * beat.tpot_s
+    seats = np.maximum(wanted - site.cap, 0.0) / site.cap * site.outputs.mean * beat.tpot_s
     burst = steady
     if np.any(np.asarray(burst_share) > 0):
         burst = ttft_burst(site.table, load, site.rules, beat.decode_s) + site.rules.cold_s
     floor, rest = _floor(beat, steady)
     earliest = np.minimum(floor, burst)
-    ttft = Spread(floor, rest + seats, np.sqrt(_spread(beat, rest) ** 2 + (seats * site.outputs.cv) ** 2), burst_share,
-                  earliest + seats, 2.0 * burst - earliest + seats)  # fmt: skip
-    tpot = Spread(0.0, beat.tpot_s, 0.05 * beat.tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
-    return _state(ttft, tpot, site, load, dp, concurrency, None, np.where(wanted > site.cap, 1.0, load.batch / site.cap),
-                  feasible, {"first step": floor, "waiting": rest, "seats": seats, "burst": burst_share * (burst - steady)})  # fmt: skip
+    sd = np.hypot(_spread(beat, rest), seats * site.outputs.cv)
+    ttft = Spread(floor, rest + seats, sd, burst_share, earliest + seats, 2.0 * burst - earliest + seats)
+    tpot = Spread(0.0, beat.tpot_s, TPOT_CV * beat.tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
+    parts = {"first step": floor, "waiting": rest, "seats": seats, "burst": burst_share * (burst - steady)}
+    return SteadyState(
+        *_end_to_end(site, ttft, tpot),
+        batch=load.batch * dp,
+        concurrency=concurrency,
+        utilisation=np.where(wanted > site.cap, 1.0, load.batch / site.cap),
+        osl=site.outputs.mean,
+        kv_occupancy=load.batch / site.cap,
+        feasible=feasible,
+        parts_s=parts,
+    )
 
 
 def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array) -> SteadyState:
-    lam = rate / dp
-    osl = site.outputs.mean
+    lam, osl = rate / dp, site.outputs.mean
     kinds = step_kinds(site.table, site.load(1.0), site.rules)
     fastest = site.cap / (osl * tpot_open(site, kinds, site.cap))
-    inside = np.minimum(lam, fastest)
-    batch = _batch_at(site, kinds, inside)
-    load = site.load(np.maximum(batch, 1.0))
+    inside, utilisation = np.minimum(lam, fastest), lam / fastest
+    load = site.load(np.maximum(_batch_at(site, kinds, inside), 1.0))
     beat = rhythm(site.table, load, site.rules, inside)
-    utilisation = lam / fastest
     steady = ttft_steady(site.rules, beat, phased=False)
     floor, rest = _floor(beat, steady)
-    prompt_work = np.minimum(inside * (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside, 0.999)
-    extra = queue_wait(prompt_work, beat.step_s, 1.0, arrivals_cv2, 0.0) * np.maximum(arrivals_cv2 - 1.0, 0.0)
-    calm = np.minimum(utilisation, 0.999)
-    seats = queue_wait(calm, osl * beat.tpot_s, site.cap, arrivals_cv2, site.outputs.cv**2)
-    tokens = queue_wait(np.minimum(inside * site.rules.request_s, 0.999), site.rules.request_s, 1.0, arrivals_cv2, 0.0)
-    waiting = rest + extra + seats + tokens
-    ttft = Spread(floor, waiting, np.sqrt(_spread(beat, rest) ** 2 + (extra + seats + tokens) ** 2))
+    work = inside * (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside
+    # Poisson crowds are in the rhythm; burstier arrivals wait for prompts, for seats and for the tokeniser
+    crowd = queue_wait(np.minimum(work, CALM), beat.step_s, 1.0, np.maximum(arrivals_cv2 - 1.0, 0.0))
+    seats = queue_wait(np.minimum(utilisation, CALM), osl * beat.tpot_s, site.cap, arrivals_cv2, site.outputs.cv**2)
+    texts = queue_wait(np.minimum(inside * site.rules.request_s, CALM), site.rules.request_s, 1.0, arrivals_cv2)
+    queued = crowd + seats + texts
+    ttft = Spread(floor, rest + queued, np.hypot(_spread(beat, rest), queued))
     higher, here = (tpot_open(site, kinds, load.batch * x) for x in (1.1, 1.0))
     slope = np.maximum(higher - here, 0.0) / (0.1 * load.batch)
-    tpot_sd = slope * np.sqrt(2.0 / 3.0 * load.batch * np.maximum(arrivals_cv2, 0.1))
-    return _state(ttft, Spread(0.0, beat.tpot_s, tpot_sd), site, load, dp, None, np.minimum(rate, fastest * dp),
-                  utilisation, feasible, {"first step": floor, "waiting": rest + tokens, "seats": seats + extra, "burst": 0.0 * rest})  # fmt: skip
+    # the mean over a stay of a Poisson number of companions has a variance of two thirds of their number
+    tpot = Spread(0.0, beat.tpot_s, slope * np.sqrt(2.0 / 3.0 * load.batch * np.maximum(arrivals_cv2, 0.1)))
+    ends = _end_to_end(site, ttft, tpot)
+    return SteadyState(
+        *ends,
+        batch=load.batch * dp,
+        concurrency=np.minimum(rate, fastest * dp) * ends[2].mean,
+        utilisation=utilisation,
+        osl=osl,
+        kv_occupancy=load.batch / site.cap,
+        feasible=feasible,
+        parts_s={"first step": floor, "waiting": rest + texts, "seats": seats + crowd, "burst": 0.0 * rest},
+    )
 
 
 def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
@@ -396,7 +433,7 @@ def _batch_at(site: Site, steps: Steps, rate: Array) -> Array:
 
 
 def _floor(beat: Rhythm, steady: Array) -> tuple[Array, Array]:
-    """The part of a mean TTFT that every request pays, and the rest: the step under way on arrival, company, holding."""
+    """The part of a mean TTFT that every request pays, and the rest: steps under way on arrival, company, holding."""
     floor = np.maximum(steady - beat.decode_s - (beat.step_s - beat.decode_s) * 0.5, 0.5 * steady)
     return floor, steady - floor
 
@@ -406,18 +443,9 @@ def _spread(beat: Rhythm, rest: Array) -> Array:
     return np.sqrt((beat.step_s**2) / 12.0 + np.maximum(rest - beat.decode_s, 0.0) ** 2)
 
 
-def _state(ttft, tpot, site, load, dp, concurrency, rate, utilisation, feasible, parts) -> SteadyState:
-    osl = site.outputs.mean
-    gaps = np.maximum(osl - 1.0, 0.0)
-    length_sd = gaps * tpot.mean * site.outputs.cv
-    sd = np.sqrt(length_sd**2 + (gaps * tpot.sd_s) ** 2 + ttft.sd_s**2)
-    fixed_s = 0.5 * gaps * tpot.mean
-    e2e = Spread(fixed_s, ttft.mean + gaps * tpot.mean - fixed_s, sd)
-    if rate is None:
-        rate = concurrency / e2e.mean
-    else:
-        concurrency = rate * e2e.mean
-    return SteadyState(
-        ttft, tpot, e2e, load.batch * dp, concurrency, rate, rate * osl, load.batch / site.cap, utilisation, feasible,
-        parts,
-    )  # fmt: skip
+def _end_to_end(site: Site, ttft: Spread, tpot: Spread) -> tuple[Spread, Spread, Spread]:
+    """TTFT, TPOT, and the time to the last token: the first and the gaps after it, both spreads independent."""
+    gaps = np.maximum(site.outputs.mean - 1.0, 0.0)
+    decoding = gaps * tpot.mean
+    sd = np.sqrt((decoding * site.outputs.cv) ** 2 + (gaps * tpot.sd_s) ** 2 + ttft.sd_s**2)
+    return ttft, tpot, Spread(0.5 * decoding, ttft.mean + 0.5 * decoding, sd)

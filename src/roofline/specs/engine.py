@@ -129,6 +129,9 @@ class StepProfile(Block):
     host_gap_s: Seconds | Literal[0] = Field(0, description="time between steps in which the device waits for the host")
     mixed_layer_s: Seconds | Literal[0] = Field(0, description="per layer of a step with prompt tokens: no graph")
     launch_s: Seconds | Literal[0] = Field(0, description="least time per kernel of such a step: launched one by one")
+    launch_factors: dict[str, Factor] = Field(
+        {}, description="launch_s is longer by these with a kind of attention in the model or on an architecture"
+    )
     graph_tokens: Count = Field(0, description="prompt steps of at most so many tokens run in a graph all the same")
 
 

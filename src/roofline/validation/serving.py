@@ -255,7 +255,9 @@ def _errors(rows: pd.DataFrame, metric: str, stem: str) -> dict[str, float]:
         return {"rows": int(known.sum()), "answered": 0, "median": np.nan, "mean": np.nan, "bias": np.nan,
                 "rank": np.nan, "in band": np.nan}  # fmt: skip
     ratio = guess[ok] / truth[ok]
-    inside = (truth[ok] >= rows[f"{stem}_lo_s"].to_numpy(float)[ok]) & (truth[ok] <= rows[f"{stem}_hi_s"].to_numpy(float)[ok])
+    inside = (truth[ok] >= rows[f"{stem}_lo_s"].to_numpy(float)[ok]) & (
+        truth[ok] <= rows[f"{stem}_hi_s"].to_numpy(float)[ok]
+    )
     ranks = [np.argsort(np.argsort(x)) for x in (guess[ok], truth[ok])]
     rank = float(np.corrcoef(*ranks)[0, 1]) if ok.sum() > 2 else np.nan
     return {

@@ -1,0 +1,162 @@
+"""Steady states: physics, limits, properties, and the event simulator as an oracle."""
+
+import time
+
+import numpy as np
+import pytest
+
+from roofline.deployment import deployment
+from roofline.errors import InputError, UnknownNameError
+from roofline.serving.lengths import uniform
+from roofline.serving.recipes import with_scheduler
+from roofline.serving.steady import steady_state
+from roofline.serving.steps import step_table
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return deployment("llama-3.1-70b", "h100-sxm", tp=4)
+
+
+def test_a_cold_16k_prefill_is_never_faster_than_its_flops(llama):
+    """70B parameters, 16k tokens, 4 H100: 2 x 70e9 x 16384 FLOPs at 4 x 989 TFLOP/s dense are 0.58 s."""
+    least = 2 * 69e9 * 16384 / (4 * 989.4e12)
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        where = deployment("llama-3.1-70b", "h100-sxm", tp=4, engine=engine)
+        for load in ({"concurrency": 1.0}, {"rate_per_s": 0.01}):
+            assert steady_state(where, isl=16384.0, osl=100.0, **load).ttft_s > least
+
+
+def test_tpot_is_never_below_weights_over_bandwidth(llama):
+    """141 GB of weights over 4 x 3.35 TB/s."""
+    assert steady_state(llama, isl=100.0, osl=1000.0, concurrency=1.0).tpot_s > 140e9 / (4 * 3.35e12)
+
+
+def test_scalar_equals_array(llama):
+    isl, c = np.array([100.0, 3000.0, 9000.0]), np.array([1.0, 16.0, 200.0])
+    for load in ("concurrency", "rate_per_s"):
+        values = c if load == "concurrency" else c / 50.0
+        many = steady_state(llama, isl=isl, osl=400.0, **{load: values})
+        for i in range(3):
+            one = steady_state(llama, isl=float(isl[i]), osl=400.0, **{load: float(values[i])})
+            for field in ("ttft_s", "tpot_s", "e2e_s", "batch", "tokens_per_s"):
+                assert getattr(one, field) == pytest.approx(getattr(many, field)[i], rel=1e-9)
+
+
+def test_little_holds(llama):
+    """Requests in the system = rate x time, in both loops."""
+    closed = steady_state(llama, isl=1000.0, osl=300.0, concurrency=np.array([1.0, 20.0, 5000.0]))
+    assert closed.requests_per_s * closed.e2e_s == pytest.approx(closed.concurrency)
+    opened = steady_state(llama, isl=1000.0, osl=300.0, rate_per_s=np.array([0.1, 1.0, 3.0]))
+    assert opened.batch == pytest.approx(np.maximum(opened.requests_per_s * 300 * opened.tpot_s, 1.0), rel=0.02)
+
+
+def test_open_and_closed_loop_meet(llama):
+    """A closed loop serves some rate; an open loop at that rate has about the same TPOT."""
+    closed = steady_state(llama, isl=1000.0, osl=500.0, concurrency=np.array([8.0, 64.0]))
+    opened = steady_state(llama, isl=1000.0, osl=500.0, rate_per_s=closed.requests_per_s)
+    assert opened.tpot_s == pytest.approx(closed.tpot_s, rel=0.05)
+
+
+def test_more_load_is_never_faster(llama):
+    c = np.arange(1.0, 400.0, 7.0)
+    state = steady_state(llama, isl=800.0, osl=300.0, concurrency=c)
+    assert np.all(np.diff(state.tpot_s) > -1e-3 * state.tpot_s[1:])
+    rates = np.linspace(0.1, 30, 60)
+    state = steady_state(llama, isl=800.0, osl=300.0, rate_per_s=rates)
+    assert np.all(np.diff(state.tpot_s) > -1e-3 * state.tpot_s[1:])
+    assert np.all(np.diff(state.ttft.at(0.9)) > -0.02 * state.ttft.at(0.9)[1:])
+
+
+def test_overload_is_said(llama):
+    state = steady_state(llama, isl=1000.0, osl=500.0, rate_per_s=np.array([1.0, 1e4]))
+    assert state.saturated.tolist() == [False, True]
+    assert state.requests_per_s[1] < 1e3  # what it serves, not what is asked
+    crowd = steady_state(llama, isl=1000.0, osl=500.0, concurrency=1e5)
+    assert crowd.saturated and crowd.ttft_s > 100.0
+
+
+def test_a_cached_prefix_makes_prompts_cheaper(llama):
+    plain, hit = (steady_state(llama, isl=4000.0, osl=200.0, concurrency=32.0, cached=c) for c in (0.0, 3900.0))
+    assert hit.ttft_s < plain.ttft_s and hit.tpot_s < plain.tpot_s
+
+
+def test_shared_prefixes_leave_room_for_more():
+    """Prompts that are one of ten prefixes are held ten times, not once per request."""
+    where = deployment("llama-3.1-8b", "l40s")
+    own, shared = (
+        steady_state(where, isl=8000.0, osl=100.0, concurrency=100.0, cached=7900.0, prefixes=p) for p in (0.0, 4.0)
+    )
+    assert own.kv_occupancy > shared.kv_occupancy and own.saturated and not shared.saturated
+
+
+def test_prefill_first_stalls_decodes_and_lockstep_queues():
+    """Fixed lengths under SGLang: everybody prefills together, so the mean TTFT grows with the crowd."""
+    sglang = deployment("qwen3-32b", "h100-sxm", tp=4, engine="sglang")
+    together = steady_state(sglang, isl=4096.0, osl=256.0, concurrency=np.array([4.0, 64.0]))
+    mixed = steady_state(sglang, isl=4096.0, osl=uniform(320.0, 0.6), concurrency=np.array([4.0, 64.0]))
+    assert together.ttft_s[1] > 8 * together.ttft_s[0]
+    assert together.ttft_s[1] > mixed.ttft_s[1]
+
+
+def test_polling_and_holding_delay_first_tokens():
+    where = deployment("llama-3.1-70b", "b200-sxm", tp=4, engine="sglang")
+    load = {"isl": uniform(1024.0, 0.8), "osl": uniform(1024.0, 0.8), "concurrency": 16.0}
+    plain = steady_state(where, **load)
+    polled = steady_state(where, **load, poll_interval=np.array([10.0, 30.0]))
+    assert np.all(np.diff([plain.ttft_s, *polled.ttft_s]) > 0)
+    held = steady_state(where.with_(engine=with_scheduler(where.engine, {"policy": "mixed"})), **load, hold_steps=20.0)
+    assert held.ttft_s > plain.ttft_s
+
+
+def test_interference_collapses_a_stream():
+    """A 100k prompt arrives in chunks of 1024 beside one stream of 55 tok/s: most of its tokens come at chunk pace.
+
+    Origin: user case U-prefix_chunk-02: the stream falls from 55 to about 5 tok/s while the prefill lasts.
+    """
+    where = deployment("llama-3.1-70b", "h100-sxm", tp=2, weights="fp8")
+    table = step_table(where)
+    alone = table.decode(1.0, 4000.0)
+    late = table.beside(1.0, 4000.0, 1024.0, 90_000.0).with_prompts_s(1.0)
+    assert late > 4 * alone
+
+
+def test_half_cached_prompts_raise_input_throughput():
+    """U-prefix_chunk-01: 8B fp8 on L40S, 49 % of prompt tokens cached: 17,829 -> 32,149 prompt tokens/s, within 10 %.
+
+    The lengths of that prompt-heavy load are not published; 2,000 in and 20 out reproduce the rate without a cache.
+    """
+    where = deployment("llama-3.1-8b", "l40s", weights="fp8")
+    plain, hit = (steady_state(where, isl=2000.0, osl=20.0, concurrency=64.0, cached=c) for c in (0.0, 980.0))
+    assert 2000.0 * plain.requests_per_s == pytest.approx(17829.4, rel=0.15)
+    assert 2000.0 * hit.requests_per_s == pytest.approx(32149, rel=0.10)
+
+
+def test_bursty_arrivals_wait_longer(llama):
+    calm, bursty = (steady_state(llama, isl=2000.0, osl=100.0, rate_per_s=4.0, arrivals_cv2=c) for c in (1.0, 8.0))
+    assert bursty.ttft_s > calm.ttft_s and bursty.ttft.at(0.99) > calm.ttft.at(0.99)
+
+
+def test_bad_input_is_refused(llama):
+    with pytest.raises(InputError):
+        steady_state(llama, isl=100.0, osl=100.0)
+    with pytest.raises(InputError):
+        steady_state(llama, isl=100.0, osl=100.0, concurrency=1.0, rate_per_s=1.0)
+    with pytest.raises(InputError):
+        steady_state(llama, isl=-1.0, osl=100.0, concurrency=1.0)
+    with pytest.raises(UnknownNameError):
+        steady_state(llama, isl=1.0, osl=100.0, concurrency=1.0, budgets=3.0)
+
+
+def test_speed(llama):
+    """5 us a point in a large array, 3 ms alone; a shared machine gets three times that."""
+    rng = np.random.default_rng(0)
+    n = 200_000
+    steady_state(llama, isl=100.0, osl=100.0, concurrency=1.0)
+    start = time.perf_counter()
+    steady_state(llama, isl=rng.uniform(50, 9000, n), osl=rng.uniform(50, 900, n), concurrency=rng.uniform(1, 300, n))
+    assert (time.perf_counter() - start) / n < 15e-6
+    start = time.perf_counter()
+    for _ in range(10):
+        steady_state(llama, isl=100.0, osl=100.0, concurrency=1.0)
+    assert (time.perf_counter() - start) / 10 < 9e-3
