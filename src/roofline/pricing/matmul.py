@@ -7,6 +7,7 @@ import numpy as np
 from roofline.kernels.gemm import UNTILED, GemmConstants, gemm_terms
 from roofline.kernels.mla import AbsorbConstants, absorb_terms
 from roofline.kernels.moe import MoeConstants, fastest_moe_terms
+from roofline.kernels.routing import uniform_loads
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
 from roofline.ops import Experts, Gemm
@@ -95,6 +96,7 @@ def _moe(op: Experts, machine: Machine) -> OpTime:
         chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), tp=op.tp, ep=op.ep, matrices=op.matrices,
         weight_bytes_per_el=op.weight.element_bytes,
         act_bytes_per_el=op.weight.act_bits / 8.0 if native else 2.0,
+        loads=uniform_loads(op.tokens, op.experts, op.top_k, op.ep, op.imbalance),
     )  # fmt: skip
     bands = np.array([[band(c, regime) for regime in REGIMES] for c in found])  # [kernel, regime, 2]
     low, high = np.moveaxis(bands[winner, regime_index(terms)], -1, 0)
