@@ -11,10 +11,10 @@ MIB, GIB = 2.0**20, 2.0**30
 
 
 def test_all_shipped_engines():
-    assert engine_names() == ["ideal", "llama.cpp", "sglang", "tensorrt-llm", "vllm"]
+    assert engine_names() == ["ideal", "llama.cpp", "megakernel", "sglang", "tensorrt-llm", "transformers", "vllm"]
 
 
-@pytest.mark.parametrize("name", ["ideal", "llama.cpp", "sglang", "tensorrt-llm", "vllm"])
+@pytest.mark.parametrize("name", engine_names())
 def test_every_number_has_a_source(name):
     engine = engine_named(name)
     for block in (engine.memory, engine.step, engine.scheduler):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from roofline.deployment import deployment
-from roofline.serving.steps import TOKENS, Axis, launches, step_table
+from roofline.kernels.host import launches
+from roofline.serving.steps import TOKENS, Axis, step_table
 from roofline.workload import Sequences
 
 DEPLOYMENTS = [

@@ -48,12 +48,15 @@ class Deployment:
         With pipeline stages this is the latency of one pass through all of them, unless `stage` names one. Of an
         encoder-decoder it is a decoder step that looks at `encoder_tokens` encoded tokens.
         """
-        return self._timed(step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens))
+        llc = self.accelerator.llc_bytes
+        return self.timed(step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens, llc))
 
-    def _timed(self, ops: list[Op]) -> StepTime:
+    def timed(self, ops: list[Op]) -> StepTime:
+        """The time that any list of ops takes one rank, under the engine's schedule."""
         profile = self.engine.step
         times = op_times(ops, self.machine, self.plan)
-        return compose(times, schedule=profile.schedule, host_gap_s=profile.host_gap_s)
+        launch_s = 0.0 if profile.cuda_graphs else profile.launch_s
+        return compose(times, schedule=profile.schedule, host_gap_s=profile.host_gap_s, launch_s=launch_s)
 
     def decode_step(self, batch: Array, context: Array, encoder_tokens: Array = 0.0) -> StepTime:
         """One new token for each of `batch` sequences at `context` cached tokens.
@@ -73,7 +76,7 @@ class Deployment:
             return self.step(prompts)
         ops = encoder_ops(self.model, (prompts,), self.plan, self.precision)
         first = (Sequences(batch, 1.0, 0.0),)
-        return self._timed(ops + step_ops(self.model, first, self.plan, self.precision, None, isl))
+        return self.timed(ops + step_ops(self.model, first, self.plan, self.precision, None, isl))
 
     def pipelined(
         self, groups: Callable[[Array], tuple[Sequences, ...]], batch: Array, encoder_tokens: Array = 0.0

@@ -65,6 +65,7 @@ class Gemm(Op):
     batch: Array = 1.0
     count: Array = 1.0
     static_scales: bool = False  # activation scales are known beforehand: no quantiser kernel runs
+    cached: Array = 0.0  # share of the weight that is found in the last-level cache (looped layers)
     kind: ClassVar[str] = "gemm"
 
     @property
@@ -74,7 +75,7 @@ class Gemm(Op):
 
     @property
     def weight_bytes(self) -> Array:
-        return self.weight.bytes(self.n, self.k, self.batch)
+        return self.weight.bytes(self.n, self.k, self.batch) * (1.0 - self.cached)
 
     @property
     def activation_bytes(self) -> Array:

@@ -10,6 +10,8 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.errors import InputError
+from roofline.kernels.elementwise import host_gap_time
+from roofline.kernels.host import step_launches
 from roofline.kernels.times import OpTime
 
 PARTS = ("weights", "kv", "activations", "compute", "network", "overhead")
@@ -91,12 +93,16 @@ class StepTime:
 _RANK = {"measured": 0, "transferred": 1, "datasheet": 2}
 
 
-def compose(times: list[OpTime], *, schedule: str = "serial", host_gap_s: Array = 0.0) -> StepTime:
+def compose(
+    times: list[OpTime], *, schedule: str = "serial", host_gap_s: Array = 0.0, launch_s: float = 0.0
+) -> StepTime:
     """The time of a step from the times of its ops on one rank.
 
     Formula:  serial: sum of t; overlapped: max(sum of on-device t, sum of network t);
-              megakernel: max(sum of memory t, sum of compute t, sum of network t) + one launch
-    Args:     times; schedule "serial" | "overlapped" | "megakernel"; host_gap_s [s] once per step
+              megakernel: max(sum of memory t, sum of compute t, sum of network t) + one launch;
+              without a graph the first two wait for the host: at least launches x t_launch
+    Args:     times; schedule "serial" | "overlapped" | "megakernel"; host_gap_s [s] once per step; launch_s t_launch
+              [s] host time per kernel, 0 where a graph holds them
     Returns:  StepTime
     Assumes:  serial: kernels of one stream wait for each other (CUDA graphs remove gaps, not dependencies);
               megakernel: the loads of the next op are issued while this one computes, at the bandwidth that the
@@ -114,4 +120,7 @@ def compose(times: list[OpTime], *, schedule: str = "serial", host_gap_s: Array 
         lanes = [sum(t.op.count * t.lane_s(lane) for t in times) for lane in ("compute", "memory", "network")]
         launch = max((np.max(t.launch_s) for t in times), default=0.0)
         scale = np.minimum((np.maximum(np.maximum(*lanes[:2]), lanes[2]) + launch + host_gap_s) / serial, 1.0)
+    if launch_s and schedule != "megakernel":  # a megakernel is one launch
+        waiting = host_gap_time(step_launches(t.op for t in times), serial * scale, launch_s=launch_s)
+        host_gap_s, serial = host_gap_s + waiting / scale, serial + waiting / scale
     return StepTime(tuple(times), serial * scale, scale, host_gap_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from roofline.arrays import Array
+from roofline.kernels.elementwise import WARM_SHARE
 from roofline.kernels.gemm import UNTILED, GemmConstants, gemm_terms
 from roofline.kernels.mla import AbsorbConstants, absorb_terms
 from roofline.kernels.moe import MoeConstants, fastest_moe_terms
@@ -58,7 +60,7 @@ def _plain(ops: list[Gemm], machine: Machine) -> list[OpTime]:
         *(stacked([getattr(op, side) for op in ops], len(shape)) for side in ("m", "n", "k")),
         chip=machine.chip,
         peak_flops_per_s=np.array([machine.peak_flops_per_s(op) for op in ops]).reshape(tail),
-        weight_bytes_per_el=np.array([op.weight.element_bytes for op in ops]).reshape(tail),
+        weight_bytes_per_el=stacked([_weight_bytes_per_el(op) for op in ops], len(shape)),
         act_bytes_per_el=np.array([op.weight.act_bits / 8.0 if n else 2.0 for op, n in zip(ops, native)]).reshape(tail),
         quantise=np.array(quantised, float).reshape(tail),
         constants=records(found, len(shape)),
@@ -73,11 +75,16 @@ def _plain(ops: list[Gemm], machine: Machine) -> list[OpTime]:
     return out
 
 
+def _weight_bytes_per_el(op: Gemm) -> Array:
+    """Bytes of a weight as far as they take time: what lies in the cache moves in `WARM_SHARE` of it."""
+    return op.weight.element_bytes * (1.0 - (1.0 - WARM_SHARE) * op.cached)
+
+
 def _quantises(op: Gemm, machine: Machine) -> bool:
-    """Whether a kernel quantises the 16-bit activations before the product."""
-    return (
-        op.weight.act_bits < 16 and not op.static_scales and machine.accelerator.is_native(machine.operand(op.weight))
-    )
+    """Whether a kernel of its own quantises the 16-bit activations before the product."""
+    if op.static_scales or op.weight.name in machine.engine.step.fused_quantisers:
+        return False
+    return op.weight.act_bits < 16 and machine.accelerator.is_native(machine.operand(op.weight))
 
 
 def experts(ops: list[Experts], machine: Machine) -> list[OpTime]:

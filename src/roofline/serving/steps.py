@@ -12,14 +12,13 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
+from roofline.kernels.host import step_launches
 from roofline.kernels.times import OpTime
 from roofline.ops import Op
 from roofline.workload import Sequences
 
 # Products that belong to one group of sequences and not to all tokens of a step: MLA's two forms.
 GROUP_PRODUCTS = ("attn.absorb_q", "attn.absorb_v", "attn.kv_b")
-# How many kernels an op launches where they are not captured in a graph.
-LAUNCHES = {"experts": 5.0, "exchange": 2.0}
 MANY = 16.0  # prompts in one step at which the cost of one more is taken
 
 
@@ -69,6 +68,7 @@ class StepTable:
     layers_s: float  # what the layers of a step with prompt tokens pay beside their kernels
     launch_s: float  # all kernels of a step launched one by one
     graph_tokens: float  # steps of at most so many tokens pay neither
+    decode_launch_s: float  # least time of a decode step: 0 where a graph holds its kernels
 
     def tokens(self, tokens: Array) -> Array:
         """Lanes of everything that counts tokens only."""
@@ -102,7 +102,11 @@ class StepTable:
 
     def decode(self, batch: Array, context: Array) -> Array:
         """Seconds of a step of `batch` decodes over `context` cached tokens each."""
-        return self.combined(self.tokens(batch) + self.head(batch) + self.attention(batch, context))
+        return self.replayed(self.combined(self.tokens(batch) + self.head(batch) + self.attention(batch, context)))
+
+    def replayed(self, seconds: Array) -> Array:
+        """Seconds of a step without prompts: where no graph holds it, the host launches its kernels one by one."""
+        return np.maximum(seconds, self.decode_launch_s + self.host_gap_s) if self.decode_launch_s else seconds
 
     def beside(self, batch: Array, context: Array, new: Array, past: Array) -> Steps:
         """Steps in which prompts of `new` tokens over `past` run beside `batch` decodes (0: alone)."""
@@ -134,7 +138,7 @@ class Steps:
 
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
-        return self.table.combined(self.table.tokens(self.batch) + self.fixed)
+        return self.table.replayed(self.table.combined(self.table.tokens(self.batch) + self.fixed))
 
     def with_prompts_s(self, prompts: Array) -> Array:
         """Seconds of a step that `prompts` prompts join; a fraction is a chunk of a longer prompt, at its average cost.
@@ -147,15 +151,6 @@ class Steps:
         lanes = lanes + self.first * np.minimum(prompts, 1.0) + self.more * np.maximum(prompts - 1.0, 0.0)
         seconds = self.table.combined(lanes)
         return np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
-
-
-def launches(op: Op) -> float:
-    """Kernels that one execution of an op launches."""
-    if op.kind == "elementwise":
-        return float(np.max(op.kernels))
-    if op.kind == "gemm" and op.weight.act_bits < 16 and not op.static_scales:
-        return 2.0
-    return LAUNCHES.get(op.kind, 1.0)
 
 
 def launch_factor(deployment: Deployment) -> float:
@@ -189,7 +184,9 @@ def _tabulated(deployment: Deployment) -> StepTable:
 
     every = Sequences(t * dp, 1.0, 1.0, 0.0)
     one = deployment.step(Sequences(float(dp), 1.0, 1.0), Sequences(float(dp), 512.0, 0.0))
-    kernels = sum(float(np.max(x.op.count)) * launches(x.op) for x in one.times)
+    every_one = Sequences(float(dp), 1.0, 1.0)
+    graphs = profile.cuda_graphs or profile.schedule == "megakernel"  # which is one launch
+    kernels = step_launches(x.op for x in one.times)
     prompt = lanes("attention", Sequences(float(dp), p[:, None], past))
     many = lanes("attention", Sequences(MANY * dp, p[:, None], past))
     return StepTable(
@@ -204,6 +201,7 @@ def _tabulated(deployment: Deployment) -> StepTable:
         deployment.model.executed_layers * float(profile.mixed_layer_s),
         kernels * float(profile.launch_s) * launch_factor(deployment),
         float(profile.graph_tokens),
+        0.0 if graphs else profile.launch_s * step_launches(x.op for x in deployment.step(every_one).times),
     )
 
 
