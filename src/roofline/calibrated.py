@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -89,8 +89,19 @@ def calibrated(
     Returns:  Calibrated
     Errors:   SpecError where an entry has constants that the model does not know
     """
+    return choose(accelerator, op, fmt, default, lambda found: _entry(found, engine, kernel))
+
+
+def choose(
+    accelerator: Accelerator,
+    op: str,
+    fmt: str,
+    default: Any,
+    pick: Callable[[list[Achieved]], Achieved | None],
+) -> Calibrated:
+    """Constants of the entry that `pick` takes from the entries of one format: own, a relative's, a format alike's."""
     for name, source in _places(accelerator, fmt):
-        entry = _entry(source, op, name, engine, kernel)
+        entry = pick([e for e in source.achieved.get(op, ()) if e.format == name])
         if entry is not None:
             return _calibrated(entry, default, source, op, accelerator)
     return Calibrated(default, {}, "transferred", "", fmt, None)
@@ -155,8 +166,8 @@ def _widened(bands: dict[str, tuple[float, float]]) -> dict[str, tuple[float, fl
     return {k: (low**TRANSFER_WIDENING, high**TRANSFER_WIDENING) for k, (low, high) in bands.items()}
 
 
-def _entry(source: Accelerator, op: str, fmt: str, engine: str, kernel: str | None) -> Achieved | None:
-    found = [e for e in source.achieved.get(op, ()) if e.format == fmt and (kernel is None or e.kernel == kernel)]
+def _entry(found: list[Achieved], engine: str, kernel: str | None) -> Achieved | None:
+    found = [e for e in found if kernel is None or e.kernel == kernel]
     for wanted in (engine, "any"):
         named = [e for e in found if e.engine == wanted]
         if named:  # the entry of the engine as a whole before one of its kernels
