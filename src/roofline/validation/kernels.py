@@ -16,7 +16,7 @@ from roofline.calibrated import Calibrated, choose
 from roofline.calibration import attention, collective, gemm, moe
 from roofline.calibration.fit import Columns
 from roofline.calibration.run import Subject, rows_of
-from roofline.calibration.tables import op_of_columns
+from roofline.calibration.tables import DEFAULTS, op_of_columns
 from roofline.errors import InputError
 from roofline.kernels.collective import CollectiveConstants
 from roofline.kernels.gemm import GemmConstants
@@ -100,7 +100,7 @@ def predict_kernels(frame: pd.DataFrame) -> pd.DataFrame:
     op = op_of_columns(frame.columns)
     if op is None:
         raise InputError(f"no kind of kernel has the columns {', '.join(map(str, frame.columns[:12]))}")
-    frame = frame.reset_index(drop=True)
+    frame = _filled(frame.reset_index(drop=True), op)
     out = pd.DataFrame({"id": frame["id"] if "id" in frame else frame.index, "time_s": np.nan})
     out["time_lo_s"], out["time_hi_s"] = np.nan, np.nan
     labels = _labels(frame, op)
@@ -109,6 +109,13 @@ def predict_kernels(frame: pd.DataFrame) -> pd.DataFrame:
         found = _predict(op, gpu, split, stack, kernel, fmt, rows_of(frame.loc[where]))
         out.loc[where, ["time_s", "time_lo_s", "time_hi_s"]] = np.column_stack(found)
     return out
+
+
+def _filled(frame: pd.DataFrame, op: str) -> pd.DataFrame:
+    """The table with what is meant where a column is absent."""
+    meant = DEFAULTS.get(op, {}) | {"stack": "any", "kernel": "any", "stack_version": ""}
+    meant.pop("library", None)
+    return frame.assign(**{name: value for name, value in meant.items() if name not in frame})
 
 
 def _labels(frame: pd.DataFrame, op: str) -> pd.DataFrame:
@@ -153,8 +160,6 @@ def _predict(op: str, gpu: str, split: str, stack: str, kernel: str, fmt: str, r
     subject = Subject(accelerator, machine(accelerator, engine_named("vllm")), "", "")
     kind = _kind(op, split)
     found = choose(accelerator, kind.op, fmt, kind.default, _picker(kind, stack, split if op in SPLIT else kernel, fmt))
-    if kind.op == "gemm" and "act_quant_timed" not in rows:
-        rows = dict(rows) | {"act_quant_timed": np.zeros(len(rows["m"]))}
     x = kind.columns(rows, subject)
     seconds = kind.predicted_s(found.constants, x)
     low, high = _band(found, kind.regimes(found.constants, x))
@@ -189,7 +194,8 @@ def error_tables(frame: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, pd.D
     """
     if "time_s" not in frame or frame["time_s"].isna().all():
         return {}
-    labels = _labels(frame.reset_index(drop=True), op_of_columns(frame.columns)).rename(columns={"split": "kind"})
+    op = op_of_columns(frame.columns)
+    labels = _labels(_filled(frame.reset_index(drop=True), op), op).rename(columns={"split": "kind"})
     joined = labels.assign(
         measured=frame["time_s"].to_numpy(),
         predicted=predicted["time_s"].to_numpy(),
