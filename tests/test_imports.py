@@ -28,7 +28,8 @@ FLOORS = [
     {"serving", "speculative", "simulation"},
     {"estimates", "explain", "display"},
     {"sweeps"},
-    {"planner", "levers"},
+    {"planner", "techniques"},
+    {"handoff", "comparison"},
     {"calibration", "validation", "measure", "report"},
     {"cli", "__main__"},
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from roofline.arrays import Array
 
 SECONDS_PER_HOUR = 3600.0
@@ -45,3 +47,56 @@ def joules_per_token(power_w: Array, tokens_per_s: Array) -> Array:
     29.166666666666668
     """
     return power_w / tokens_per_s
+
+
+# Share of the span between idle and TDP that a device draws while it is bound by memory, and idle over TDP. H200 in
+# decode: 137 to 300 W of 700 (arXiv 2605.11999, abstract: "decode draws only 137-300 W on a 700 W GPU"); compute-bound
+# prefill and training reach TDP. Both ends are constants of one GPU family: a band, not a calibration.
+IDLE_SHARE = 0.10
+MEMORY_BOUND_SHARE = 0.37
+
+
+def board_power_w(tdp_w: Array, compute_share: Array = 1.0, busy_share: Array = 1.0) -> Array:
+    """Power of a device while it serves [W].
+
+    Formula:  idle + busy x (TDP - idle) x (m + (1 - m) c),  idle = 0.10 TDP, m = 0.37
+    Args:     tdp_w [W]; compute_share c: part of the busy time in which matrix units set the pace (prompts, large
+              batches) [-]; busy_share: part of the time in which a step runs [-]
+    Returns:  [W], between idle and TDP
+    Assumes:  bound by memory, a device draws m of the span, at every batch; clocks are not lowered
+    Error:    not measured here; at m the H200 band of the source (137 to 300 W) is met at its upper end: 303 W
+    Source:   arXiv 2605.11999 (decode on H200); TDP is the vendor's bound
+
+    >>> round(float(board_power_w(700, 0.0))), float(board_power_w(700, 1.0))
+    (303, 700.0)
+    """
+    idle = IDLE_SHARE * np.asarray(tdp_w, float)
+    activity = MEMORY_BOUND_SHARE + (1.0 - MEMORY_BOUND_SHARE) * np.clip(compute_share, 0.0, 1.0)
+    return idle + np.clip(busy_share, 0.0, 1.0) * (tdp_w - idle) * activity
+
+
+def usd_per_mtok_split(usd_per_h: Array, input_tokens_per_s: Array, output_tokens_per_s: Array, input_share: Array):
+    """Dollars for a million input tokens and for a million output tokens, when both are sold.
+
+    Formula:  input: share x cost / input tokens; output: (1 - share) x cost / output tokens
+    Args:     usd_per_h [USD/h] of everything; input_tokens_per_s, output_tokens_per_s [1/s]; input_share [-]: part of
+              the devices' time that prompts take
+    Returns:  (input, output) [USD/Mtok]; together they pay the whole cost, whatever the share
+    Source:   definition
+
+    >>> tuple(round(x, 3) for x in usd_per_mtok_split(20.0, 10_000.0, 2_000.0, 0.4))
+    (0.222, 1.667)
+    """
+    return (
+        usd_per_mtok(usd_per_h * input_share, input_tokens_per_s),
+        usd_per_mtok(usd_per_h * (1.0 - input_share), output_tokens_per_s),
+    )
+
+
+def usd_per_month(usd_per_h: Array) -> Array:
+    """Dollars per month of 730.5 hours (8766 hours a year over 12) [USD].
+
+    >>> usd_per_month(2.0)
+    1461.0
+    """
+    return usd_per_h * 8766.0 / 12.0

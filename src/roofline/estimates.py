@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from roofline.arrays import Array
 from roofline.deployment import Deployment, deployment
 from roofline.economics import joules_per_token, usd_per_mtok
 from roofline.errors import InputError, check_number
@@ -371,11 +372,23 @@ def _price(accelerator: Accelerator, usd_per_h: float | None, specs: str | Path 
     return (None, "no price on record; give usd_per_h") if found is None else (found.usd_per_hour, str(found))
 
 
+def static_steps(
+    where: Deployment, batch: Array, isl: Array, osl: Array, cached: Array = 0.0
+) -> tuple[StepTime, StepTime]:
+    """The prompt pass of a static batch and its decode step at the mean context; everything broadcasts.
+
+    Formula:  decode at isl + osl / 2 cached tokens (an encoder-decoder caches the prompt apart)
+    Args:     batch [requests], isl, osl, cached [tokens]
+    Returns:  (prefill, decode) StepTime
+    Source:   exact while the bound does not change between the first token and the last: times are linear in context
+    """
+    prompt = 0.0 if where.model.encoder else isl
+    return where.prefill_step(batch, isl, cached), where.decode_step(batch, prompt + osl / 2.0, isl - prompt)
+
+
 def _static(where: Deployment, load: Load, usd_per_h: float | None, price_source: str) -> Estimate:
     """All requests start together: one pass over the prompts, then osl - 1 decode steps at the mean context."""
-    prefill = where.prefill_step(load.batch, load.isl, load.cached)
-    prompt = 0.0 if where.model.encoder else load.isl  # an encoder-decoder caches the prompt apart
-    decode = where.decode_step(load.batch, prompt + load.osl / 2.0, load.isl - prompt)
+    prefill, decode = static_steps(where, load.batch, load.isl, load.osl, load.cached)
     ttft, tpot = _value(prefill), _value(decode)
     steps = load.osl - 1.0
     e2e = Value(*(getattr(ttft, x) + steps * getattr(tpot, x) for x in ("value", "low", "high")))
