@@ -1,26 +1,26 @@
 """From measured tables to the `achieved` block of a device: which model is fitted to what, and how good it is.
 
-Large tables of engines' kernels go to the adapters of each op, which know their labels; attention and processors
-without tiles (CPU) are fitted here, few constants pulled towards what they are expected to be.
+GPUs go to the adapters of each op, which know the labels of engines' kernels; processors without tiles (CPU) are fitted
+here, few constants pulled towards what they are expected to be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
-from roofline.calibrated import calibrated
-from roofline.calibration import collective, gemm, moe
+from roofline.calibration import attention, collective, gemm, moe
 from roofline.calibration.fit import Columns, Entry, entry, fit, flow_line, held_out_residuals
 from roofline.calibration.tables import Tables
 from roofline.errors import InputError
 from roofline.kernels import collective as collective_kernels
-from roofline.kernels import decode, prefill
+from roofline.kernels import decode, mla, prefill
 from roofline.kernels import gemm as gemm_kernels
 from roofline.kernels import moe as moe_kernels
 from roofline.kernels.chip import Chip
@@ -252,17 +252,13 @@ class Cells:
     groups: str  # what is held out together, for the record
 
 
-def _cells(
-    cells: Cells, frame: pd.DataFrame, x: Columns, groups: np.ndarray, subject: Subject, own_start: bool = False
-) -> list[Result]:
+def _cells(cells: Cells, frame: pd.DataFrame, x: Columns, groups: np.ndarray, subject: Subject) -> list[Result]:
     """Entries per (format, engine), and per format with the engines pooled, with held-out errors."""
     formats, engines = frame["format"].to_numpy(str), frame["engine"].to_numpy(str)
     seconds = frame["time_s"].to_numpy(float)
     out = []
     for form in sorted(set(formats)):
         start = cells.start
-        if own_start:  # a relative's constants, where the device has one
-            start = calibrated(subject.accelerator, cells.op, form, "any", cells.start).constants
         pull = {n: (getattr(start, n), SIGMA) for n in cells.free}
         for engine in [*sorted(set(engines[formats == form])), "any"]:
             here = np.flatnonzero((formats == form) & ((engines == engine) | (engine == "any")))
@@ -280,94 +276,74 @@ def _cells(
     return out
 
 
-def _chip(x: Columns) -> Chip:
-    return Chip(x["bandwidth"], x["sms"], x["l2"])
+# Constants of a processor without tiles: rates and a fixed time, nothing of blocks and waves.
+_UNTILED_DECODE = replace(
+    decode.IDENTITY, feed_ratio=FAR, memory_fraction=0.3, compute_fraction=0.1, launch_s=1e-5, blend=1.0
+)
+_UNTILED_PREFILL = replace(
+    prefill.IDENTITY, overlap=5.0, memory_fraction=0.5, compute_fraction=0.3, launch_s=1e-5, softmax_dims=30.0
+)
+_UNTILED = {
+    "decode_attention": (_UNTILED_DECODE, ("memory_fraction", "compute_fraction", "launch_s")),
+    "prefill_attention": (_UNTILED_PREFILL, ("memory_fraction", "compute_fraction", "launch_s", "softmax_dims")),
+}
 
 
-def _attention_columns(frame: pd.DataFrame, subject: Subject, cold: bool, peak: np.ndarray) -> dict[str, np.ndarray]:
-    ones, chip = np.ones(len(frame)), subject.chip(cold)
-    window = frame["window"].to_numpy(float)
-    return {
-        **{n: frame[n].to_numpy(float) for n in ("batch", "heads", "kv_heads", "head_dim")},
-        "window": np.where(window > 0, window, np.inf),
-        "kv": np.array([format_named(f).element_bytes for f in frame["kv_dtype"]]),
-        "peak": peak * ones, "bandwidth": chip.bandwidth_bytes_per_s * ones, "sms": chip.sms * ones,
-        "l2": chip.l2_bytes * ones, "cold": ones * cold,
-    }  # fmt: skip
+def _softmax(model: attention.Model, ideal: Any) -> Callable[[pd.DataFrame, Subject, bool], list[Result]]:
+    """The adapter of decode or prefill attention."""
+
+    def adapter(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
+        rows, chip, peaks = rows_of(frame), subject.chip(cold), subject.peaks(attention_formats(frame))
+        x = model.columns(rows, chip, peaks)
+        frame = frame.assign(format=model.format(rows), engine=frame["stack"], ideal_s=model.predicted_s(ideal, x))
+        if cold:
+            refuse_impossible(rows["time_s"], frame["ideal_s"].to_numpy(), model.op, subject)
+        if subject.tiled:
+            found = attention.calibrate(model, rows, chip, peaks, date=subject.date, source=subject.source)
+            return _judged(model.op, [e for e in found if e.rows >= FEWEST], frame)
+        start, free = _UNTILED[model.op]
+        cells = Cells(model.op, model.predicted_s, partial(attention.regimes, model), start, free, "head layout")
+        layouts = frame[["heads", "kv_heads", "head_dim"]].astype(str).agg("/".join, axis=1)
+        return _cells(cells, frame, x, layouts.to_numpy(), subject)
+
+    return adapter
 
 
-def _decode_terms(constants: Any, x: Columns):
-    return decode.decode_terms(
-        x["batch"], x["past"], x["heads"], x["kv_heads"], x["head_dim"], chip=_chip(x), peak_flops_per_s=x["peak"],
-        window=x["window"], kv_bytes_per_el=x["kv"], constants=constants, cold=x["cold"],
-    )  # fmt: skip
-
-
-def _prefill_terms(constants: Any, x: Columns):
-    return prefill.prefill_terms(
-        x["batch"], x["new"], x["heads"], x["kv_heads"], x["head_dim"], chip=_chip(x), peak_flops_per_s=x["peak"],
-        window=x["window"], kv_bytes_per_el=x["kv"], constants=constants, cold=x["cold"],
-    )  # fmt: skip
-
-
-def _regimes(terms: Callable) -> Callable[[Any, Columns], np.ndarray]:
-    def named(constants: Any, x: Columns) -> np.ndarray:
-        t = terms(constants, x)
-        parts = np.stack([t.launch_s, t.memory_s, t.compute_s, t.latency_s])
-        return np.array(["launch", "memory", "compute", "latency"])[parts.argmax(0)]
-
-    return named
-
-
-def _decode(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
-    x = _attention_columns(frame, subject, cold, subject.accelerator.peak_flops_per_s("bf16"))
-    x["past"] = frame["context"].to_numpy(float) - 1.0
-    ideal = _decode_terms(decode.IDENTITY, x).time_s
-    frame = frame.assign(format=frame["kv_dtype"], engine=frame["stack"], ideal_s=ideal)
-    if cold:
-        refuse_impossible(frame["time_s"].to_numpy(float), ideal, "decode_attention", subject)
-    free = tuple(n for n in decode.DecodeConstants.BOUNDS if n not in ("reread", "warm_ratio", "warm_l2_share"))
-    start = decode.DecodeConstants()
-    if not subject.tiled:  # a loop over heads and keys: its rates, and nothing of tiles and blocks
-        free = ("memory_fraction", "compute_fraction", "launch_s")
-        start = replace(
-            decode.IDENTITY, feed_ratio=FAR, memory_fraction=0.3, compute_fraction=0.1, launch_s=1e-5, blend=1.0
-        )
-    cells = Cells(
-        "decode_attention", lambda c, x: _decode_terms(c, x).time_s, _regimes(_decode_terms), start, free, "head layout"
+def attention_formats(frame: pd.DataFrame) -> list[str]:
+    """The formats that an attention table multiplies in, and 16 bits."""
+    return sorted(
+        {"bf16", *(str(f) for name in ("attn_dtype", "dtype") if name in frame for f in frame[name].unique())}
     )
-    return _cells(cells, frame, x, _layouts(frame), subject, own_start=subject.tiled)
 
 
-def _prefill(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
-    peak = np.array([subject.accelerator.peak_flops_per_s(format_named(f).matmul) for f in frame["attn_dtype"]])
-    x = _attention_columns(frame, subject, cold, peak)
-    x["new"] = frame["seq"].to_numpy(float)
-    ideal = _prefill_terms(prefill.IDENTITY, x).time_s
-    frame = frame.assign(format=frame["kv_dtype"], engine=frame["stack"], ideal_s=ideal)
-    if cold:
-        refuse_impossible(frame["time_s"].to_numpy(float), ideal, "prefill_attention", subject)
-    free = tuple(n for n in prefill.PrefillConstants.BOUNDS if not n.startswith("warm"))
-    start = prefill.PrefillConstants()
-    if not subject.tiled:
-        free = ("compute_fraction", "memory_fraction", "launch_s", "softmax_dims")
-        start = replace(prefill.IDENTITY, overlap=5.0, compute_fraction=0.3, memory_fraction=0.5, launch_s=1e-5,
-                        softmax_dims=30.0)  # fmt: skip
-    cells = Cells(
-        "prefill_attention", lambda c, x: _prefill_terms(c, x).time_s, _regimes(_prefill_terms), start, free,
-        "head layout",
-    )  # fmt: skip
-    return _cells(cells, frame, x, _layouts(frame), subject, own_start=subject.tiled)
+def _mla(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
+    rows, chip, peaks = rows_of(frame), subject.chip(cold), subject.peaks(attention_formats(frame))
+    x = attention.mla_columns(rows, chip, peaks)
+    ideal = np.zeros(len(frame))
+    for phase, identity in _MLA_IDENTITY.items():
+        here = np.flatnonzero(frame["phase"] == phase)
+        ideal[here] = attention.MLA[phase].predicted_s(identity, {n: v[here] for n, v in x.items()})
+    frame = frame.assign(format=frame["dtype"], engine=frame["stack"], ideal_s=ideal)
+    out = []
+    for op, found in attention.calibrate_mla(rows, chip, peaks, date=subject.date, source=subject.source).items():
+        for e in found:
+            phases = [e.kernel] if e.kernel in _MLA_IDENTITY else [p for p, m in attention.MLA.items() if m.op == op]
+            mine = frame[frame["phase"].isin(phases)].assign(kernel=e.kernel)
+            out += _judged(op, [e] if e.rows >= FEWEST else [], mine)
+    return out
 
 
-def _layouts(frame: pd.DataFrame) -> np.ndarray:
-    return np.array([f"{h}/{k}/{d}" for h, k, d in zip(frame["heads"], frame["kv_heads"], frame["head_dim"])])
-
-
+_MLA_IDENTITY = {
+    "prefill": prefill.IDENTITY,
+    "decode": decode.IDENTITY,
+    "absorb_q": mla.ABSORB_IDENTITY,
+    "absorb_v": mla.ABSORB_IDENTITY,
+}
 ADAPTERS: Mapping[str, Callable[[Any, Subject, bool], list[Result]]] = {
     "gemm": _gemm,
-    "decode_attention": _decode,
-    "prefill_attention": _prefill,
+    "decode_attention": _softmax(attention.DECODE, decode.IDENTITY),
+    "prefill_attention": _softmax(attention.PREFILL, prefill.IDENTITY),
+    "mla": _mla,
     "moe": _moe,
     "collective": _collective,
 }
