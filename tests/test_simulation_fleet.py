@@ -274,11 +274,11 @@ def mixed_prompts(rate, requests, warm_share, document=16_384, new=4096, cold=24
 
 
 def test_fresh_and_warm_pools():
-    """seed_figures C04, "up to 40 % more sustainable throughput": against routers that do not see the load, yes.
+    """seed_figures C04, "up to 40 % more sustainable throughput": simulated 37 % over turns, 3 % over least loaded.
 
-    16 prefill replicas over a common store, 80 % warm prompts (0.34 s) among cold ones (1.77 s), mean TTFT of warm
-    prompts at most 3 x their prefill, of cold ones 3 x. At a rate that two pools hold, turns miss both limits at 40 %
-    less; the least loaded of 16 replicas holds it as well: the gain is over blind routing.
+    16 prefill replicas over a common store, 80 % warm prompts (0.34 s) among cold ones (1.77 s); mean TTFT of either at
+    most three times its prefill. The closed form for random routing says 47 %; with warm limits of ten prefills nothing
+    is gained (docs/prefix-and-tiers.md has the map).
     """
     warm_s, cold_s = COSTS.step_s(0, 0, 4096, 4096 * (4096 + 2 * 16_384)), COSTS.step_s(0, 0, 24_576, 24_576**2)
     gain, warm_servers = fresh_warm_gain(0.8, warm_s, cold_s, 3 * warm_s, 3 * cold_s, 16)
@@ -286,7 +286,7 @@ def test_fresh_and_warm_pools():
     capacity = 16 / (0.8 * warm_s + 0.2 * cold_s)
 
     def holds(router, load):
-        trace, warm, late = mixed_prompts(load * capacity, 1200, 0.8)
+        trace, warm, late = mixed_prompts(load * capacity, 2500, 0.8)
         store = KVTiers([Tier("rdma", 5e15, 1e15)], KV_BYTES * 4 * 512, inclusive=True)
         rules = tensorrt_llm(token_budget=1, seen_late=False)  # one whole prompt at a time
         result = simulate(trace, Pool(COSTS, rules, 16, router, prefix_caching=True, tiers=lambda: store))
@@ -296,9 +296,9 @@ def test_fresh_and_warm_pools():
         return ttft[warm].mean() <= 3 * warm_s and ttft[late & ~warm].mean() <= 3 * cold_s
 
     split = FreshWarm(16 - int(warm_servers))
-    assert holds(split, 0.9)
-    assert holds(RoundRobin(), 0.4)
-    assert not holds(RoundRobin(), 0.9 / 1.4)
+    assert holds(split, 0.95)
+    assert holds(RoundRobin(), 0.95 / 1.6)
+    assert not holds(RoundRobin(), 0.95 / 1.2)
     assert holds(LeastLoaded(), 0.9)
 
 

@@ -1,9 +1,10 @@
 """Replays request traces through replicas: what closed forms of serving cannot say.
 
-`simulate(trace, Pool(costs, scheduler))` jumps from event to event, not from step to step.
+`simulate(trace, deployed(deployment(...), trace))` jumps from event to event, not from step to step.
 """
 
 from roofline.simulation.costs import StepCosts, tabulate
+from roofline.simulation.deployed import deployed
 from roofline.simulation.engine import Link, Pool, simulate
 from roofline.simulation.result import Result, Span
 from roofline.simulation.routing import CacheAware, FreshWarm, LeastLoaded, RoundRobin
@@ -25,6 +26,7 @@ __all__ = [
     "bursty",
     "closed_loop",
     "constant",
+    "deployed",
     "multi_turn",
     "poisson",
     "read_trace",

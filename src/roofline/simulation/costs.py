@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -15,21 +16,20 @@ from roofline.errors import InputError
 class StepCosts:
     """Seconds of any step of one replica, from sums over its sequences.
 
-        step = base[b] + kv[b] ctx
-             + [n > 0] (max(prompt_token n + prompt_step[b], prompt_least[b]) + pair sum x (x + 2p))
+        step = base[b] + kv[b] ctx + [n > 0] (max(P[b](n), prompt_least[b]) + pair sum x (x + 2p))
 
     A step with prompt tokens that does not fit a captured graph pays `eager_s` and lasts at least `launch_floor_s`.
-    `b` sequences decode over `ctx` cached tokens in all; `n` prompt tokens come in chunks of x on top of p. Tables are
-    indexed by b, from 0 (a step of prompts alone) to the largest batch, and are plain lists: indexing numpy in a Python
-    loop is slow.
+    `b` sequences decode over `ctx` cached tokens in all; `n` prompt tokens come in chunks of x on top of p. P[b] is
+    linear between `nodes` and beyond. Tables are indexed by b, from 0 (a step of prompts alone) to the largest batch,
+    and are plain lists: indexing numpy in a Python loop is slow.
     """
 
     base_s: list[float]  # decode step without its KV reads; [0]: what a prompt-only step pays besides the prompt
     kv_s: list[float]  # per cached token read
-    prompt_token_s: float  # per prompt token: linear layers and collectives
     pair_s: float  # attention, per token^2 where a chunk counts x (x + 2p) = (p + x)^2 - p^2
-    prompt_step_s: list[float]  # per step with a prompt; negative where weights that decode reads hide under it
-    prompt_least_s: list[float]  # least extra of any prompt: experts that the decode step does not read
+    nodes: list[float]  # prompt tokens, increasing, at least two
+    prompt_s: list[list[float]]  # [b][node]: what the prompt adds to the step, attention apart
+    prompt_least_s: list[float]  # least of it: experts that the decode step does not read
     eager_s: float = 0.0  # per prompt step outside a CUDA graph: host work that does not scale
     launch_floor_s: float = 0.0  # kernels of such a step, launched one by one
     graph_tokens: int = 0  # prompt steps of at most so many tokens run in a graph: neither of the two
@@ -41,6 +41,21 @@ class StepCosts:
     def max_batch(self) -> int:
         """Largest batch the tables cover."""
         return len(self.base_s) - 1
+
+    def prompt_extra_s(self, batch: int, tokens: float) -> float:
+        """What `tokens` prompt tokens add to a step of `batch` decodes, attention apart.
+
+        Formula:  max(P[b](n), prompt_least[b]), P linear between nodes
+        Args:     batch b; tokens n
+        Returns:  [s]
+        Source:   linear interpolation
+        """
+        nodes, row = self.nodes, self.prompt_s[batch]
+        j = bisect_left(nodes, tokens, 1, len(nodes) - 1)
+        low = row[j - 1]
+        extra = low + (row[j] - low) * (tokens - nodes[j - 1]) / (nodes[j] - nodes[j - 1])
+        least = self.prompt_least_s[batch]
+        return extra if extra > least else least
 
     def step_s(self, batch: int, context: float, prompt_tokens: float = 0.0, pairs: float = 0.0) -> float:
         """Seconds of one step.
@@ -54,9 +69,7 @@ class StepCosts:
         seconds = self.base_s[batch] + self.kv_s[batch] * context
         if not prompt_tokens:
             return seconds
-        extra = self.prompt_token_s * prompt_tokens + self.prompt_step_s[batch]
-        least = self.prompt_least_s[batch]
-        seconds += (extra if extra > least else least) + self.pair_s * pairs
+        seconds += self.prompt_extra_s(batch, prompt_tokens) + self.pair_s * pairs
         if prompt_tokens + batch <= self.graph_tokens:
             return seconds
         seconds += self.eager_s
@@ -86,8 +99,9 @@ def from_terms(
     def table(a):
         return [float(a[0]), *a.tolist()]
 
+    line = [0.0, float(prompt_token_s)]
     return StepCosts(
-        table(base), table(kv), float(prompt_token_s), float(pair_s), [0.0] * (base.size + 1), table(experts),
+        table(base), table(kv), float(pair_s), [0.0, 1.0], [line] * (base.size + 1), table(experts),
         float(eager_s), float(launch_floor_s), int(graph_tokens),
     )  # fmt: skip
 
@@ -96,19 +110,18 @@ def tabulate(
     step_s: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray],
     max_batch: int,
     contexts: tuple[float, float] = (512.0, 4096.0),
-    prompts: tuple[float, float] = (64.0, 8192.0),
+    prompts: tuple[float, float] = (16.0, 8192.0),
     eager_s: float = 0.0,
     launch_floor_s: float = 0.0,
     graph_tokens: int = 0,
 ) -> StepCosts:
-    """`StepCosts` of a step model, from about 200 evaluations in three vectorised calls.
+    """`StepCosts` of a step model, from some 400 evaluations in a few vectorised calls.
 
-    Formula:  base, kv: exact at both ends of `contexts`; pair: slope over past; prompt_token, prompt_step: least
-              squares of relative error over the upper half of `prompts`; prompt_least: at the shortest; batches
-              between the grid's are interpolated linearly
+    Formula:  base, kv: exact at both ends of `contexts`; pair: slope over past at the largest prompt; P: exact at 14
+              lengths at the mean context; batches between the grid's are interpolated linearly
     Args:     step_s(decode_count, decode_context, prefill_new, prefill_past) -> s, arrays that broadcast, counts may be
               0; decode_context is the mean per sequence; max_batch [sequences];
-              contexts, prompts: range that the load will visit [tokens];
+              contexts, prompts: range that the load will visit [tokens], prompts of a whole step;
               eager_s, launch_floor_s, graph_tokens: of the engine, on top of the step model
     Returns:  `StepCosts` with `max_error` and `median_error`, measured at points off the grid
     Assumes:  time is linear in context inside the range (an attention window bends it: narrow the range)
@@ -120,49 +133,35 @@ def tabulate(
             f"tabulate: max_batch {max_batch}, contexts {contexts}, prompts {prompts}; allowed: a batch of 1 or more "
             "and increasing ranges of positive lengths"
         )
-    grid = np.unique(np.concatenate((np.arange(1, min(max_batch, 4) + 1), np.geomspace(1, max_batch, 20).round())))
+    grid = np.unique(np.concatenate((np.arange(1, min(max_batch, 4) + 1), np.geomspace(1, max_batch, 24).round())))
     ends = np.array(contexts, float)
     decode = np.asarray(step_s(grid[:, None], ends, np.zeros(1), np.zeros(1)), float)
     kv = np.maximum(decode[:, 1] - decode[:, 0], 0.0) / (grid * (ends[1] - ends[0]))
     base = decode[:, 0] - kv * grid * ends[0]
 
-    new = np.geomspace(prompts[0], prompts[1], 9).round()
-    over = ends[1]
-    # slope over past, at the largest chunk: linear layers cancel
-    cold, warm = np.asarray(step_s(np.zeros(1), np.zeros(1), new[-1:], np.array([[0.0], [over]])), float).ravel()
-    pair = max(warm - cold, 0.0) / (2.0 * new[-1] * over)
+    nodes = np.unique(np.concatenate(([1.0], np.geomspace(prompts[0], prompts[1], 13).round())))
+    # slope over past, at the largest prompt: linear layers cancel
+    cold, warm = np.asarray(step_s(np.zeros(1), np.zeros(1), nodes[-1:], np.array([[0.0], ends[1:]])), float).ravel()
+    pair = max(warm - cold, 0.0) / (2.0 * nodes[-1] * ends[1])
     batches = np.concatenate(([0.0], grid))
-    middle = ends.mean()
-    prompt = np.asarray(step_s(batches[:, None], np.where(batches > 0, middle, 0.0)[:, None], new, np.zeros(1)), float)
-    decode_part = np.concatenate(([0.0], base + kv * grid * middle))
-    extra = prompt - decode_part[:, None] - pair * new**2
-    upper = new >= np.sqrt(new[0] * new[-1])
-    weight = 1.0 / prompt[:, upper]
-    # one slope for all batches, one offset each: centre both sides by batch, then a weighted regression
-    mean_n = (weight**2 * new[upper]).sum(1) / (weight**2).sum(1)
-    mean_y = (weight**2 * extra[:, upper]).sum(1) / (weight**2).sum(1)
-    dn, dy = new[upper] - mean_n[:, None], extra[:, upper] - mean_y[:, None]
-    token = max(float((weight**2 * dn * dy).sum() / (weight**2 * dn**2).sum()), 0.0)
-    offset = mean_y - token * mean_n
-    least = np.maximum(extra[:, 0], 0.0)
-    # what prompt-only steps pay whatever their length is their base, so that both tables stay meaningful
-    base0 = max(min(float(offset[0]), float(least[0])), 0.0)
-    offset[0] -= base0
-    least[0] -= base0
+    context = np.where(batches > 0, ends.mean(), 0.0)
+    prompt = np.asarray(step_s(batches[:, None], context[:, None], nodes, np.zeros(1)), float)
+    extra = prompt - np.concatenate(([0.0], base + kv * grid * ends.mean()))[:, None] - pair * nodes**2
+    # what prompt-only steps pay whatever their length is their base
+    base0 = max(float(extra[0].min()), 0.0)
+    extra[0] -= base0
 
-    every = np.arange(max_batch + 1.0)
-
-    def table(values, first):
-        return [float(first), *np.interp(every[1:], grid, values).tolist()]
-
+    every = np.arange(1.0, max_batch + 1.0)
+    rows = np.stack([np.interp(every, grid, column) for column in extra[1:].T], axis=1)
     costs = StepCosts(
-        table(base, base0), table(kv, 0.0), token, pair, table(offset[1:], offset[0]), table(least[1:], least[0]),
+        [base0, *np.interp(every, grid, base).tolist()], [0.0, *np.interp(every, grid, kv).tolist()], pair,
+        nodes.tolist(), [extra[0].tolist(), *rows.tolist()], [0.0] * (max_batch + 1),
     )  # fmt: skip
     errors = _table_errors(costs, step_s, grid, contexts, prompts)
     return replace(
         costs, eager_s=eager_s, launch_floor_s=launch_floor_s, graph_tokens=graph_tokens,
         max_error=float(errors.max()), median_error=float(np.median(errors)),
-        notes=f"batch 1 to {max_batch}, context {ends[0]:g} to {ends[1]:g}, prompts {new[0]:g} to {new[-1]:g}",
+        notes=f"batch 1 to {max_batch}, context {ends[0]:g} to {ends[1]:g}, prompts {nodes[0]:g} to {nodes[-1]:g}",
     )  # fmt: skip
 
 
@@ -170,7 +169,7 @@ def _table_errors(costs: StepCosts, step_s, grid, contexts, prompts) -> np.ndarr
     """Relative errors at batches, contexts and prompts between those that made the table."""
     between = np.unique(np.concatenate(([0.0], ((grid[1:] + grid[:-1]) / 2).round(), grid[-1:])))
     context = np.array([0.75 * contexts[0] + 0.25 * contexts[1], 0.25 * contexts[0] + 0.75 * contexts[1]])
-    new = np.concatenate(([0.0], np.geomspace(prompts[0], prompts[1], 6).round()))
+    new = np.concatenate(([0.0], np.geomspace(prompts[0], prompts[1], 8).round()))
     b, c, n = (a.ravel() for a in np.meshgrid(between, context, new, indexing="ij"))
     keep = (b > 0) | (n > 0)
     b, c, n = b[keep], np.where(b > 0, c, 0.0)[keep], n[keep]

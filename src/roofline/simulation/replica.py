@@ -593,7 +593,9 @@ class Replica:
         if not found:
             return now
         tokens, past = len(found) * log.ids_tokens, resident * log.ids_tokens
-        compute = costs.prompt_token_s * tokens + costs.pair_s * tokens * (tokens + 2 * past)
+        rest = max(log.isl[i] - past - tokens, 1)
+        compute = costs.prompt_extra_s(0, rest + tokens) - costs.prompt_extra_s(0, rest)
+        compute += costs.pair_s * tokens * (tokens + 2 * past)
         if self.tiers.fetch_end_s(now, found) - now >= compute:
             return now
         end = self.tiers.take(now, ids[resident:], found)

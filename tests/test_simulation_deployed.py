@@ -1,0 +1,89 @@
+"""The simulator on the real step model: table error, the closed form, physics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from roofline.deployment import deployment
+from roofline.errors import InfeasibleError
+from roofline.serving.lengths import uniform
+from roofline.serving.steady import steady_state
+from roofline.simulation import LeastLoaded, Trace, closed_loop, deployed, poisson, simulate
+from roofline.simulation.deployed import scheduler_of
+
+FRONT = {"front_end_s": 3e-3, "emit_steps": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "tp", "engine", "tpot", "ttft"),
+    [
+        ("llama-3.1-70b", "h100-sxm", 4, "vllm", 0.03, 0.12),
+        ("llama-3.1-70b", "h100-sxm", 4, "tensorrt-llm", 0.03, 0.12),
+        ("llama-3.1-8b", "h100-sxm", 1, "sglang", 0.03, 0.12),
+        # a launch floor of 0.2 s a prompt step: how many prompts share one decides, and the closed form says too few
+        ("deepseek-r1", "h200-sxm", 8, "vllm", 0.10, 0.30),
+    ],
+)
+@pytest.mark.parametrize("concurrency", [4, 64])
+def test_closed_form_and_simulator_agree(model, hardware, tp, engine, tpot, ttft, concurrency):
+    """The benchmark protocol (10 C requests, lengths uniform in 0.8 to 1): two derivations of the same means.
+
+    Some front end is assumed: without any, requests arrive exactly at step ends, which only the simulator honours.
+    """
+    where = deployment(model, hardware, tp=tp, engine=engine)
+    trace = closed_loop(concurrency, 1024, 1024)
+    pool = deployed(where, trace, **FRONT, tokenizer_s_per_token=3.2e-6)
+    assert pool.costs.max_error < 0.03
+    assert pool.costs.median_error < 0.005
+    result = simulate(trace, pool).summary()
+    lengths = uniform(1024.0, 0.8)
+    load = {"isl": lengths, "osl": lengths, "concurrency": float(concurrency), "burst_share": 0.1}
+    state = steady_state(where, **load, tokenizer_token_s=3.2e-6, **FRONT)
+    assert result["tpot_mean_s"] == pytest.approx(float(state.tpot_s), rel=tpot)
+    assert result["e2e_mean_s"] == pytest.approx(float(state.e2e_s), rel=tpot)
+    assert result["ttft_mean_s"] == pytest.approx(float(state.ttft_s), rel=ttft)
+
+
+def test_open_loop_agrees():
+    """Poisson arrivals at half of what the replica can do."""
+    where = deployment("llama-3.1-8b", "h100-sxm", engine="vllm")
+    trace = poisson(10.0, 3000, 547, 248, seed=1)
+    result = simulate(trace, deployed(where, trace, **FRONT)).summary()
+    state = steady_state(where, isl=547.0, osl=248.0, rate_per_s=10.0, **FRONT)
+    assert result["tpot_mean_s"] == pytest.approx(float(state.tpot_s), rel=0.05)
+    assert result["e2e_mean_s"] == pytest.approx(float(state.e2e_s), rel=0.05)
+    assert result["ttft_mean_s"] == pytest.approx(float(state.ttft_s), rel=0.25)
+
+
+def test_a_cold_16k_prompt_is_never_faster_than_its_flops():
+    """2 FLOPs a weight and token and 4 a pair, layer and hidden unit, over four H100 at 989.4 TFLOP/s."""
+    where = deployment("llama-3.1-70b", "h100-sxm", tp=4)
+    n = 16_384
+    trace = Trace(np.array([n]), np.array([2]), np.array([0.0]))
+    result = simulate(trace, deployed(where, trace))
+    flops = 2 * (70.6e9 - 2 * 128_256 * 8192) * n + 4 * 80 * 8192 * n * n / 2
+    assert result.ttft_s[0] > flops / (4 * 989.4e12)
+
+
+def test_profile_becomes_rules():
+    sglang = scheduler_of(deployment("llama-3.1-8b", "h100-sxm", engine="sglang"), 2048)
+    assert not sglang.mixed
+    assert sglang.preempt == "shortest"
+    vllm = scheduler_of(deployment("llama-3.1-8b", "h100-sxm", engine="vllm"), 2048, max_seqs=32)
+    assert vllm.mixed
+    assert vllm.max_seqs == 32
+    # 80 GB less 16 GB of weights, times 0.9: some 55 GB at 131,072 B a token
+    assert vllm.kv_blocks * 16 == pytest.approx(55e9 / 131_072, rel=0.1)
+    with pytest.raises(InfeasibleError, match="not even one request"):
+        scheduler_of(deployment("llama-3.1-70b", "h100-sxm", engine="vllm"), 2048)
+
+
+def test_attention_ranks_are_replicas():
+    where = deployment("deepseek-r1", "h200-sxm", tp=1, dp=8, ep=8)
+    trace = closed_loop(32, 512, 64, requests=64)
+    pool = deployed(where, trace, pool={"router": LeastLoaded()})
+    assert pool.replicas == 8
+    result = simulate(trace, pool)
+    assert result.done.all()
+    assert len(set(result.replica.tolist())) == 8
