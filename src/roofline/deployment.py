@@ -12,12 +12,13 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError
 from roofline.forward import encoder_ops, step_ops
+from roofline.kernels.times import OpTime
 from roofline.machine import Machine, machine
 from roofline.memory import Footprint, footprint
 from roofline.ops import Op
 from roofline.parallel import Plan
 from roofline.precision import Format, Precision, precision_named
-from roofline.pricing import op_times
+from roofline.pricing import fused, op_times
 from roofline.specs.engine import Engine, engine_named
 from roofline.specs.hardware import Accelerator
 from roofline.specs.library import hardware
@@ -53,8 +54,18 @@ class Deployment:
 
     def timed(self, ops: list[Op]) -> StepTime:
         """The time that any list of ops takes one rank, under the engine's schedule."""
+        return self._composed(op_times(ops, self.machine, self.plan))
+
+    def steps(self, *steps: tuple[Sequences, ...]) -> list[StepTime]:
+        """Several steps at once: their ops are priced together, which costs little more than one of them."""
+        llc = self.accelerator.llc_bytes
+        parts = [step_ops(self.model, groups, self.plan, self.precision, None, 0.0, llc) for groups in steps]
+        times = iter(op_times([op for ops in parts for op in ops], self.machine, self.plan))
+        kept = [sum(not fused(op, self.machine, self.plan) for op in ops) for ops in parts]
+        return [self._composed([next(times) for _ in range(n)]) for n in kept]
+
+    def _composed(self, times: list[OpTime]) -> StepTime:
         profile = self.engine.step
-        times = op_times(ops, self.machine, self.plan)
         launch_s = 0.0 if profile.cuda_graphs else profile.launch_s
         return compose(times, schedule=profile.schedule, host_gap_s=profile.host_gap_s, launch_s=launch_s)
 

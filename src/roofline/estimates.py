@@ -22,6 +22,7 @@ from roofline.specs.hardware import Accelerator
 from roofline.specs.model import Model
 from roofline.specs.prices import quote
 from roofline.step import StepTime
+from roofline.workload import decode, prefill
 
 EXAMPLE_MODEL, EXAMPLE_HARDWARE = "llama-3.1-8b", "h100-sxm"
 _NOTHING_FITS = "no plan of up to 64 of these devices fits it; try narrower formats"
@@ -373,28 +374,32 @@ def _price(accelerator: Accelerator, usd_per_h: float | None, specs: str | Path 
 
 
 def static_steps(
-    where: Deployment, batch: Array, isl: Array, osl: Array, cached: Array = 0.0
+    where: Deployment, batch: Array, isl: Array, osl: Array, cached: Array = 0.0, running: Array | None = None
 ) -> tuple[StepTime, StepTime]:
-    """The prompt pass of a static batch and its decode step at the mean context; everything broadcasts.
+    """The pass over `batch` prompts and a decode step of as many (or `running`) at the mean context; all broadcasts.
 
     Formula:  decode at isl + osl / 2 cached tokens (an encoder-decoder caches the prompt apart)
     Args:     batch [requests], isl, osl, cached [tokens]
     Returns:  (prefill, decode) StepTime
     Source:   exact while the bound does not change between the first token and the last: times are linear in context
     """
-    prompt = 0.0 if where.model.encoder else isl
-    return where.prefill_step(batch, isl, cached), where.decode_step(batch, prompt + osl / 2.0, isl - prompt)
+    running = batch if running is None else running
+    if where.model.encoder or where.plan.pp > 1:
+        prompt = 0.0 if where.model.encoder else isl
+        return where.prefill_step(batch, isl, cached), where.decode_step(running, prompt + osl / 2.0, isl - prompt)
+    both = where.steps((prefill(batch, isl, cached),), (decode(running, isl + osl / 2.0),))
+    return both[0], both[1]
 
 
 def _static(where: Deployment, load: Load, usd_per_h: float | None, price_source: str) -> Estimate:
     """All requests start together: one pass over the prompts, then osl - 1 decode steps at the mean context."""
-    prefill, decode = static_steps(where, load.batch, load.isl, load.osl, load.cached)
-    ttft, tpot = _value(prefill), _value(decode)
+    prompt_step, decode_step = static_steps(where, load.batch, load.isl, load.osl, load.cached)
+    ttft, tpot = _value(prompt_step), _value(decode_step)
     steps = load.osl - 1.0
     e2e = Value(*(getattr(ttft, x) + steps * getattr(tpot, x) for x in ("value", "low", "high")))
     memory = where.footprint(load.isl + load.osl)
     return Estimate(
-        where, load.isl, load.osl, load.batch, load.cached, memory, prefill, decode, ttft, tpot, e2e,
+        where, load.isl, load.osl, load.batch, load.cached, memory, prompt_step, decode_step, ttft, tpot, e2e,
         usd_per_h, price_source, "static batch",
     )  # fmt: skip
 
@@ -404,14 +409,13 @@ def _steady(where: Deployment, load: Load, usd_per_h: float | None, price_source
     asked = {"concurrency": load.batch} if load.rate_per_s is None else {"rate_per_s": load.rate_per_s}
     state = steady_state(where, isl=load.isl, osl=load.osl, cached=load.cached, **asked)
     running = max(float(state.batch), 1.0)
-    prefill = where.prefill_step(1.0, load.isl, load.cached)
-    decode = where.decode_step(running, load.isl + load.osl / 2.0)
+    prompt_step, decode_step = static_steps(where, 1.0, load.isl, load.osl, load.cached, running)
     ttft, tpot, e2e = (_scaled(float(x), step) for x, step in (
-        (state.ttft_s, prefill), (state.tpot_s, decode), (state.e2e_s, decode),
+        (state.ttft_s, prompt_step), (state.tpot_s, decode_step), (state.e2e_s, decode_step),
     ))  # fmt: skip
     return Estimate(
         where, load.isl, load.osl, float(state.concurrency), load.cached, where.footprint(load.isl + load.osl),
-        prefill, decode, ttft, tpot, e2e, usd_per_h, price_source,
+        prompt_step, decode_step, ttft, tpot, e2e, usd_per_h, price_source,
         "closed loop" if load.rate_per_s is None else "open loop", state=state, running=running,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, larger
 from roofline.calibrated import Calibrated, calibrated, candidates
 from roofline.kernels.chip import Chip
 from roofline.kernels.times import OpTime
@@ -106,7 +106,7 @@ class Machine:
         compute = op.flops / self.peak_flops_per_s(op)
         memory = op.bytes / self.chip.bandwidth_bytes_per_s
         network = self.wire_s(op)
-        total = np.maximum(np.maximum(compute, memory), network)
+        total = larger(larger(compute, memory), network)
         return OpTime(op, compute, memory, network, 0.0, total, total, total, "datasheet")
 
     def wire_s(self, op: Op) -> Array:

@@ -98,7 +98,7 @@ def collective_time(
     >>> round(float(collective_time("all_reduce", 1 << 30, 8, chip=nvlink, constants=IDENTITY)) * 1e3, 3)
     4.176
     """
-    return np.minimum(*(sum(p) for p in _parts(kind, message_bytes, ranks, chip, constants, in_switch)))[()]
+    return collective_terms(kind, message_bytes, ranks, chip=chip, constants=constants, in_switch=in_switch)[0]
 
 
 def collective_latency(
@@ -117,8 +117,28 @@ def collective_latency(
     Returns:  [s]
     Source:   `collective_time`
     """
+    return collective_terms(kind, message_bytes, ranks, chip=chip, constants=constants, in_switch=in_switch)[1]
+
+
+def collective_terms(
+    kind: str,
+    message_bytes: Array,
+    ranks: Array,
+    *,
+    chip: Chip,
+    constants: CollectiveConstants | None = None,
+    in_switch: Array = False,
+) -> tuple[Array, Array]:
+    """Return `collective_time` and `collective_latency` of the same collective, evaluated once.
+
+    Formula:  of the algorithms of `collective_time` the one with the smallest sum of fixed and transfer terms
+    Args:     as `collective_time`
+    Returns:  [s], [s]
+    Source:   `collective_time`
+    """
     (fast_s, fast), (bulk_s, bulk) = _parts(kind, message_bytes, ranks, chip, constants, in_switch)
-    return np.where(fast_s + fast <= bulk_s + bulk, fast_s, bulk_s)[()]
+    first, second = fast_s + fast, bulk_s + bulk
+    return np.minimum(first, second)[()], np.where(first <= second, fast_s, bulk_s)[()]
 
 
 def _parts(kind, b, n, chip: Chip, constants, in_switch):

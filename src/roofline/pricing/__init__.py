@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
-import numpy as np
-
+from roofline.arrays import larger
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
 from roofline.ops import Op
@@ -41,14 +41,13 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
     Returns:  list of OpTime, one per op that runs
     """
     profile = machine.engine.step
-    fused = profile.fused + (profile.fused_tp if plan.tp > 1 else ())
-    ops = [op for op in ops if not (op.kind == "elementwise" and any(fnmatchcase(op.name, f) for f in fused))]
+    ops = [op for op in ops if not fused(op, machine, plan)]
     if profile.kernels == "datasheet":
         return [machine.datasheet(op) for op in ops]
     times: list[OpTime | None] = [None] * len(ops)
     batches: dict[tuple, list[int]] = {}
     for i, op in enumerate(ops):
-        if any(fnmatchcase(op.name, f) for f in profile.beside):
+        if _matches(op.name, profile.beside):
             times[i] = _beside(op, machine)
             continue
         batches.setdefault((op.kind, shape_of(op)), []).append(i)
@@ -59,8 +58,21 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
     return times
 
 
+def fused(op: Op, machine: Machine, plan: Plan) -> bool:
+    """Whether the engine has made a small kernel part of another one."""
+    if op.kind != "elementwise":
+        return False
+    profile = machine.engine.step
+    return _matches(op.name, profile.fused) or (plan.tp > 1 and _matches(op.name, profile.fused_tp))
+
+
+@lru_cache(maxsize=4096)
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _beside(op: Op, machine: Machine) -> OpTime:
     """An op on a second stream: hidden under the main one but for the weights and FLOPs that the device has to do."""
     sheet = machine.datasheet(op)
-    total = np.maximum(op.weight_bytes / machine.chip.bandwidth_bytes_per_s, sheet.compute_s)
+    total = larger(op.weight_bytes / machine.chip.bandwidth_bytes_per_s, sheet.compute_s)
     return replace(sheet, total_s=total, low_s=total, high_s=total, evidence="measured")

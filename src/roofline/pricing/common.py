@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, is_scalar, larger, smaller
 from roofline.calibrated import Calibrated
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
@@ -28,12 +28,13 @@ REGIMES = ("compute", "memory", "latency", "launch")
 
 def shape_of(op: Op) -> tuple[int, ...]:
     """Broadcast shape of what an op costs."""
-    return np.broadcast_shapes(np.shape(op.flops), np.shape(op.bytes), np.shape(op.wire_bytes))
+    sizes = op.flops, op.bytes, op.wire_bytes
+    return () if is_scalar(*sizes) else np.broadcast_shapes(*map(np.shape, sizes))
 
 
 def stacked(values: list[Array], ndim: int) -> Array:
     """One array with a leading axis over ops, and `ndim` axes after it, from values that broadcast."""
-    if all(np.ndim(v) == 0 for v in values):
+    if is_scalar(*values):
         return np.array(values, float).reshape((len(values),) + (1,) * ndim)
     return np.stack(np.broadcast_arrays(*values))
 
@@ -66,10 +67,10 @@ def table_format(fmt: Format, machine: Machine) -> str:
 def timed(op: Op, machine: Machine, total: Array, launch: Array, found: Calibrated, regime: Array | str) -> OpTime:
     """An OpTime from a kernel model's seconds: never below the datasheet roofline, with the band of its regime."""
     sheet = machine.datasheet(op)
-    total = np.maximum(total, sheet.total_s)
+    total = larger(total, sheet.total_s)
     low, high = band(found, regime)
     return OpTime(
-        op, sheet.compute_s, sheet.memory_s, sheet.network_s, np.minimum(launch, total),
+        op, sheet.compute_s, sheet.memory_s, sheet.network_s, smaller(launch, total),
         total, total * low, total * high, found.evidence,
     )  # fmt: skip
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, is_scalar
 from roofline.calibrated import Calibrated
-from roofline.kernels.collective import CollectiveConstants, collective_latency, collective_time
+from roofline.kernels.collective import CollectiveConstants, collective_terms
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
 from roofline.ops import Collective, Exchange
@@ -20,7 +20,14 @@ _PATTERNS = {"all_to_all": "alltoall"}
 
 
 def collectives(ops: list[Collective], machine: Machine) -> list[OpTime]:
-    return [_collective(op, machine) for op in ops]
+    found: dict[tuple, OpTime] = {}  # a layer has the same one after attention and after its feed-forward block
+    out = []
+    for op in ops:
+        key = (op.pattern, op.ranks, op.across_nodes, op.payload_bytes) if is_scalar(op.payload_bytes) else id(op)
+        if key not in found:
+            found[key] = _collective(op, machine)
+        out.append(found[key] if found[key].op is op else replace(found[key], op=op))
+    return out
 
 
 def _collective(op: Collective, machine: Machine) -> OpTime:
@@ -34,8 +41,7 @@ def _collective(op: Collective, machine: Machine) -> OpTime:
         link = machine.link_bytes_per_s(op)
         chip = replace(chip, link_bytes_per_s=link, pair_bytes_per_s=link)
     price = {"chip": chip, "constants": found.constants, "in_switch": inside and machine.reduces_in_switch}
-    total = collective_time(kind, op.payload_bytes, op.ranks, **price)
-    launch = collective_latency(kind, op.payload_bytes, op.ranks, **price)
+    total, launch = collective_terms(kind, op.payload_bytes, op.ranks, **price)
     regime = np.where(np.asarray(launch) > 0.5 * total, "launch", "link")
     return timed(op, machine, total, launch, found, str(regime) if regime.ndim == 0 else regime)
 
