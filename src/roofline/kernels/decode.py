@@ -225,7 +225,7 @@ def _split_kv(
     def last(x):
         return x[..., None] if np.ndim(x) else x
 
-    blocks_in_group = np.ceil(rows / c.group_rows)
+    blocks_in_group = np.maximum(np.ceil(rows / c.group_rows), 1.0)
     in_block = c.row_tile * np.ceil(rows / blocks_in_group / c.row_tile)
     rate = bandwidth * c.memory_fraction * warm_bandwidth(cache + other, l2, cold, c.warm_ratio, c.warm_l2_share)
     moved = cache * (1.0 + c.reread * (blocks_in_group - 1.0)) + other

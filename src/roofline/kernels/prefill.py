@@ -195,14 +195,15 @@ def _finish(
     c = PrefillConstants(*values)
     paid = pairs + c.padding * (np.maximum(tile * keys, pairs) - pairs)
     x = batch * heads * blocks / sms
-    wave = np.maximum(np.ceil(x) / x, 1.0) ** c.tail
+    wave = np.maximum(np.ceil(x) / np.maximum(x, 1e-12), 1.0) ** c.tail  # no sequence: no wave
     reached = peak * c.compute_fraction * c.wide_fraction ** np.clip(width / 256.0 - 1.0, 0.0, 1.0)
     compute = 2.0 * batch * heads * (width + 2.0 * c.softmax_dims) * paid * wave / reached
     rate = bandwidth * c.memory_fraction * warm_bandwidth(moved, l2, cold, c.warm_ratio, c.warm_l2_share)
     memory = moved / rate
     append = c.cache_passes * fresh / rate
     longest = np.maximum(compute, memory)
-    joint = longest * (1.0 + (np.minimum(compute, memory) / longest) ** c.overlap) ** (1.0 / c.overlap)
+    ratio = np.minimum(compute, memory) / np.maximum(longest, 1e-30)  # an empty op takes no time
+    joint = longest * (1.0 + ratio**c.overlap) ** (1.0 / c.overlap)
     latency = seen / tile * c.step_s + np.maximum(x, 1.0) * c.block_s
     time = c.launch_s + joint + append + latency
     return time, c.launch_s, compute, memory + append, latency

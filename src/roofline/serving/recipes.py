@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from roofline.errors import UnknownNameError
 from roofline.specs.engine import Engine
 
 INFERENCEX = "SemiAnalysisAI/InferenceX launch scripts"
@@ -35,6 +36,11 @@ class Run:
     day: date | None = None
     disaggregated: bool = False
 
+    @property
+    def burst_tokens(self) -> float:
+        """Prompt tokens that arrive together at the start."""
+        return self.concurrency * self.isl_max
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -57,6 +63,7 @@ HOPPER = ("h100-sxm", "h200-sxm")
 BLACKWELL = ("b200-sxm", "b300-sxm", "gb200", "gb300")
 R1 = ("deepseek-r1", "deepseek-v3")
 WARM_UP_DAY = date(2026, 1, 21)
+COMPILES = "inferred from 40 development rows of 2025-11 without warm-up: the first prompts compile kernels for their shapes"
 
 RULES: tuple[Rule, ...] = (
     # vLLM
@@ -96,6 +103,11 @@ RULES: tuple[Rule, ...] = (
          {"poll_interval": 30}, f"{TREES}: --scheduler-recv-interval 30 above concurrency 4"),
     Rule({"engine": "sglang", "model": "qwen3.5-397b-a17b", "gpu": "b300-sxm", "weights": "fp8",
           "version": _at_least((0, 5, 10))}, {"poll_interval": 10}, f"{TREES}: --scheduler-recv-interval 10"),
+    Rule({"engine": "sglang", "weights": "nvfp4", "day": _below(date(2025, 12, 1))}, {"cold_start_s": 3.0}, COMPILES),
+    Rule({"engine": "sglang", "weights": "nvfp4", "day": _below(date(2025, 12, 1)), "burst_tokens": _at_least(32768)},
+         {"cold_start_s": 70.0}, COMPILES),
+    Rule({"engine": "sglang", "weights": "fp8", "day": _below(date(2025, 12, 1)), "burst_tokens": _at_least(65536)},
+         {"cold_start_s": 20.0}, COMPILES),
     Rule({"engine": "sglang", "model": "qwen3.5-397b-a17b"}, {"tokenizers": 6}, f"{TREES}: --tokenizer-worker-num 6"),
 )  # fmt: skip
 
@@ -143,9 +155,9 @@ def configured(engine: Engine, run: Run) -> Engine:
 
 def with_scheduler(engine: Engine, values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Engine:
     """The profile with some scheduler knobs replaced."""
-    told = dict.fromkeys(values, "set by the caller") | dict(sources or {})
     old = engine.scheduler
-    scheduler = type(old).model_validate(
-        {n: getattr(old, n) for n in type(old).model_fields} | dict(values) | {"sources": {**old.sources, **told}}
-    )
+    if unknown := sorted(set(values) - set(type(old).model_fields)):
+        raise UnknownNameError("scheduler knob", unknown[0], type(old).model_fields)
+    told = dict.fromkeys(values, "set by the caller") | dict(sources or {})
+    scheduler = old.model_copy(update=dict(values) | {"sources": {**old.sources, **told}})
     return engine.model_copy(update={"scheduler": scheduler})

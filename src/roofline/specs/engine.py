@@ -26,6 +26,7 @@ Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Factor = Annotated[FiniteFloat, Field(ge=0)]
 Size = Bytes | Literal[0]
 
+SECTIONS = ("memory", "step", "scheduler", "speculation")  # of a profile
 PoolRule = Literal["after_peak", "fraction_of_total", "fraction_of_free", "contiguous"]
 
 
@@ -125,7 +126,8 @@ class StepProfile(Block):
     small_kernel_s: Seconds | Literal[0] = Field(0, description="fixed time of a small kernel (norm, rope, ...)")
     fused: tuple[str, ...] = Field((), description="Elementwise ops that do not run on their own")
     fused_tp: tuple[str, ...] = Field((), description="the same where tp > 1: fused into the all-reduce")
-    beside: tuple[str, ...] = Field((), description="ops that run on a second stream: only their memory traffic is paid")
+    beside: tuple[str, ...] = Field((), description="ops on a second stream: only their memory traffic is paid")
+    fused_quantisers: tuple[str, ...] = Field((), description="formats whose activations the op before quantises")
     host_gap_s: Seconds | Literal[0] = Field(0, description="time between steps in which the device waits for the host")
     mixed_layer_s: Seconds | Literal[0] = Field(0, description="per layer of a step with prompt tokens: no graph")
     launch_s: Seconds | Literal[0] = Field(0, description="least time per kernel of such a step: launched one by one")
@@ -159,6 +161,14 @@ class SchedulerProfile(Block):
     cold_start_s: Seconds | Literal[0] = Field(0, description="first prompts of a server that nobody warmed up")
 
 
+class SpeculationProfile(Block):
+    """What a cycle of drafting and verifying takes beside the kernels of both models."""
+
+    draft_pass_s: Seconds | Literal[0] = Field(0, description="least time of a draft pass: the host prepares each")
+    cycle_s: Seconds | Literal[0] = Field(0, description="per cycle: rejection sampling, looking at what was accepted")
+    sequence_s: Seconds | Literal[0] = Field(0, description="the same, more of it for each sequence")
+
+
 class Engine(BaseModel):
     """A serving engine at one version."""
 
@@ -171,6 +181,7 @@ class Engine(BaseModel):
     memory: MemoryProfile = MemoryProfile()
     step: StepProfile = StepProfile()
     scheduler: SchedulerProfile = SchedulerProfile()
+    speculation: SpeculationProfile = SpeculationProfile()
     notes: tuple[str, ...] = ()
 
 
@@ -234,10 +245,10 @@ def _profile(path: Path, version: tuple[int, ...]) -> Engine:
     if version:
         data["version"] = ".".join(map(str, version))
     for rule in sorted(rules, key=lambda r: release(str(r.get("before"))), reverse=True):
-        if set(rule) - {"before", "memory", "step", "scheduler"} or not release(str(rule.get("before"))):
-            raise SpecError(f"{path.name}: a rule of 'versions' has 'before' and some of memory, step, scheduler")
+        if set(rule) - {"before", *SECTIONS} or not release(str(rule.get("before"))):
+            raise SpecError(f"{path.name}: a rule of 'versions' has 'before' and some of {', '.join(SECTIONS)}")
         if version and version < release(str(rule["before"])):
-            for section in ("memory", "step", "scheduler"):
+            for section in SECTIONS:
                 data[section] = _merged(data.get(section, {}), rule.get(section, {}))
     return build(Engine, data, where=path.name)
 
