@@ -49,8 +49,12 @@ class Deployment:
         With pipeline stages this is the latency of one pass through all of them, unless `stage` names one. Of an
         encoder-decoder it is a decoder step that looks at `encoder_tokens` encoded tokens.
         """
+        return self.timed(self.ops(*groups, stage=stage, encoder_tokens=encoder_tokens))
+
+    def ops(self, *groups: Sequences, stage: int | None = None, encoder_tokens: Array = 0.0) -> list[Op]:
+        """What one rank executes in such a step, in order."""
         llc = self.accelerator.llc_bytes
-        return self.timed(step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens, llc))
+        return step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens, llc)
 
     def timed(self, ops: list[Op]) -> StepTime:
         """The time that any list of ops takes one rank, under the engine's schedule."""
@@ -58,8 +62,7 @@ class Deployment:
 
     def steps(self, *steps: tuple[Sequences, ...]) -> list[StepTime]:
         """Several steps at once: their ops are priced together, which costs little more than one of them."""
-        llc = self.accelerator.llc_bytes
-        parts = [step_ops(self.model, groups, self.plan, self.precision, None, 0.0, llc) for groups in steps]
+        parts = [self.ops(*groups) for groups in steps]
         times = iter(op_times([op for ops in parts for op in ops], self.machine, self.plan))
         kept = [sum(not fused(op, self.machine, self.plan) for op in ops) for ops in parts]
         return [self._composed([next(times) for _ in range(n)]) for n in kept]

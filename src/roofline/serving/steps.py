@@ -177,7 +177,7 @@ def _tabulated(deployment: Deployment) -> StepTable:
     t, b, c, p, past = (axis.points for axis in (TOKENS, BATCHES, CONTEXTS, PROMPTS, PASTS))
 
     def lanes(part: str, group: Sequences) -> np.ndarray:
-        times = [x for x in deployment.step(group).times if _part(x.op) == part]
+        times = deployment.timed([op for op in deployment.ops(group) if _part(op) == part]).times
         shape = np.broadcast_shapes(np.shape(group.count), np.shape(group.new), np.shape(group.past))
         sums = [sum((x.op.count * s for x, s in lane), 0.0) for lane in _lanes(times, profile.schedule)]
         return np.stack([np.broadcast_to(s, shape) for s in sums])

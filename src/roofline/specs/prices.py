@@ -59,9 +59,22 @@ class PriceList(Block):
 def quotes(accelerator: Accelerator | str, specs: str | os.PathLike | None = None) -> tuple[Quote, ...]:
     """Every quote for a device, the default first, the user's before the shipped; empty where no price was read."""
     name = accelerator.name if isinstance(accelerator, Accelerator) else library.hardware(accelerator, specs=specs).name
+    return tuple(q for listed in _price_lists(specs) for q in listed.prices.get(name, ()))
+
+
+def priced(specs: str | os.PathLike | None = None) -> list[str]:
+    """Names of the devices that have a quote.
+
+    >>> "h100-sxm" in priced(), "gb300" in priced()
+    (True, False)
+    """
+    return list(dict.fromkeys(name for listed in _price_lists(specs) for name in listed.prices))
+
+
+def _price_lists(specs: str | os.PathLike | None) -> list[PriceList]:
     roots = [*library.user_roots("hardware", specs), library.spec_root("hardware")]
     files = [path for root in roots if (path := root / "prices.yaml").is_file()]
-    return tuple(q for path in files for q in _price_list(path, path.stat().st_mtime_ns).prices.get(name, ()))
+    return [_price_list(path, path.stat().st_mtime_ns) for path in files]
 
 
 def quote(

@@ -1,0 +1,204 @@
+"""What a plan recommends, why, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roofline.economics import usd_per_month, usd_per_mtok
+from roofline.planner.demand import Slo, Traffic
+from roofline.planner.fleet import Fleet
+from roofline.planner.layouts import Rejection
+from roofline.planner.offers import replica_state
+from roofline.serving.disaggregated import Pools, pooled_state
+from roofline.serving.steady import SteadyState
+
+if TYPE_CHECKING:
+    from roofline.estimates import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """A fleet that no other beats in cost, TTFT and TPOT at once."""
+
+    fleet: str
+    replicas: int
+    gpus: int
+    usd_per_h: float
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The cheapest fleet that keeps the objective, and what stands behind the choice. Dollars, seconds."""
+
+    traffic: Traffic
+    slo: Slo
+    fleet: Fleet
+    runner_up: Fleet | None
+    binding: str
+    usd_per_h_of: Mapping[str, float]  # device -> what was paid for it
+    price_sources: Mapping[str, str]
+    frontier: tuple[FrontierPoint, ...] = ()
+    wins_below_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # device -> price at which it would win
+    pessimistic: Fleet | None = None  # the choice at the slow end of the error band; None: nothing keeps it there
+    cost_of: Mapping[str, float] = field(default_factory=dict)  # limit -> dollars per hour it costs to keep it
+    rejections: tuple[Rejection, ...] = ()
+    tried: int = 0
+    notes: tuple[str, ...] = ()
+
+    # What users see.
+
+    @cached_property
+    def states(self) -> tuple[SteadyState, ...]:
+        """Every kind of replica at its share of the load (of disaggregated pools: none)."""
+        if self.fleet.disaggregated:
+            return ()
+        rate = self.traffic.rate_per_s
+        return tuple(
+            replica_state(o.deployment, self.traffic, share * rate)
+            for (o, _), share in zip(self.fleet.members, self.fleet.shares())
+        )
+
+    @cached_property
+    def latencies(self) -> dict[str, float]:
+        """Each latency at the percentile of the objective, of the slowest kind of replica, all replicas up [s]."""
+        if self.fleet.disaggregated:
+            (p, n_p), (d, n_d) = self.fleet.members
+            t = self.traffic
+            state = pooled_state(
+                Pools(p.deployment, d.deployment, n_p, n_d), isl=t.isl, osl=t.osl, rate_per_s=t.rate_per_s,
+                cached=t.cached,
+            )  # fmt: skip
+            return {name: float(getattr(state, name)) for name in ("ttft_s", "tpot_s", "e2e_s")}
+        out = {}
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            share = self.slo.share_of(name)
+            spreads = [getattr(s, name[:-2]) for s in self.states]
+            out[name] = max(float(s.mean if share is None else s.at(share)) for s in spreads)
+        return out
+
+    @property
+    def usd_per_h(self) -> float:
+        """What the fleet costs [USD/h]."""
+        return self.fleet.usd_per_h
+
+    @property
+    def usd_per_month(self) -> float:
+        """The same for a month of 730.5 hours."""
+        return float(usd_per_month(self.usd_per_h))
+
+    @property
+    def usd_per_mtok_output(self) -> float:
+        """All cost over output tokens alone, at this load [USD/Mtok]."""
+        return float(usd_per_mtok(self.usd_per_h, self.traffic.rate_per_s * self.traffic.osl.mean))
+
+    @property
+    def usd_per_mtok_blended(self) -> float:
+        """All cost over input and output tokens together, at this load [USD/Mtok]."""
+        return float(usd_per_mtok(self.usd_per_h, self.traffic.tokens_per_s))
+
+    @property
+    def utilisation(self) -> float:
+        """Load over what the fleet carries within the objective with all replicas up."""
+        total = sum(c * n for c, (_, n) in zip(self.fleet.capacities, self.fleet.members))
+        if self.fleet.disaggregated:
+            total = min(c * n for c, (_, n) in zip(self.fleet.capacities, self.fleet.members))
+        return self.traffic.rate_per_s / total
+
+    @property
+    def changes_at_pessimistic_end(self) -> bool:
+        """Whether another deployment would be chosen if times are at the slow end of their band."""
+        if self.pessimistic is None:
+            return True
+        return [str(o.deployment) for o, _ in self.pessimistic.members] != [
+            str(o.deployment) for o, _ in self.fleet.members
+        ]
+
+    def estimates(self) -> list[Estimate]:
+        """The full estimate of one replica of each kind at its share of the load."""
+        from roofline.estimates import estimate
+
+        t, out = self.traffic, []
+        for (o, _), share in zip(self.fleet.members, self.fleet.shares()):
+            rate = share * t.rate_per_s
+            out.append(
+                estimate(
+                    o.deployment, isl=float(t.isl.mean), osl=float(t.osl.mean), rate_per_s=rate, cached=t.cached,
+                    usd_per_h=o.usd_per_h,
+                )  # fmt: skip
+            )
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "traffic": {"rate_per_s": self.traffic.rate_per_s, "isl": float(self.traffic.isl.mean),
+                        "osl": float(self.traffic.osl.mean), "hit_rate": self.traffic.hit_rate,
+                        "arrivals_cv2": self.traffic.arrivals_cv2, "source": self.traffic.source},
+            "slo": asdict(self.slo),
+            "fleet": fleet_dict(self.fleet),
+            "usd_per_h": self.usd_per_h,
+            "usd_per_month": self.usd_per_month,
+            "usd_per_mtok_output": self.usd_per_mtok_output,
+            "usd_per_mtok_blended": self.usd_per_mtok_blended,
+            "utilisation": self.utilisation,
+            "latencies": self.latencies,
+            "binding": self.binding,
+            "runner_up": None if self.runner_up is None else fleet_dict(self.runner_up),
+            "pessimistic": None if self.pessimistic is None else fleet_dict(self.pessimistic),
+            "changes_at_pessimistic_end": self.changes_at_pessimistic_end,
+            "wins_below_usd_per_h": dict(self.wins_below_usd_per_h),
+            "cost_of": dict(self.cost_of),
+            "prices": {name: {"usd_per_h": v, "source": self.price_sources[name]}
+                       for name, v in self.usd_per_h_of.items()},
+            "frontier": [asdict(p) for p in self.frontier],
+            "rejections": [asdict(r) for r in self.rejections],
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        from roofline.planner.text import to_text
+
+        return to_text(self)
+
+
+def fleet_dict(fleet: Fleet) -> dict[str, Any]:
+    """A fleet as plain data."""
+    return {
+        "members": [
+            {
+                "replicas": n, "role": o.role, "model": o.deployment.model.name,
+                "hardware": o.deployment.accelerator.name, "plan": asdict(o.deployment.plan),
+                "weights": o.deployment.precision.name, "kv": o.deployment.precision.kv.name,
+                "engine": o.deployment.engine.name, "requests_per_s_each": capacity,
+            }
+            for (o, n), capacity in zip(fleet.members, fleet.capacities)
+        ],
+        "gpus": fleet.gpus,
+        "usd_per_h": fleet.usd_per_h,
+        "capacity_per_s": fleet.capacity_per_s,
+        "spares": fleet.spares,
+    }  # fmt: skip
+
+
+def frontier(rows: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    """Rows that no other beats in cost, TTFT and TPOT at once, cheapest first.
+
+    Formula:  Pareto dominance, rows visited by cost
+    """
+    if not rows:
+        return ()
+    values = np.array([(r.usd_per_h, r.ttft_s, r.tpot_s) for r in rows])
+    keep: list[int] = []
+    kept = np.empty((0, 3))
+    for i in np.lexsort(values.T[::-1]):
+        if not np.any(np.all(kept <= values[i], axis=1)):
+            keep.append(int(i))
+            kept = np.vstack((kept, values[i]))
+    return tuple(rows[i] for i in keep)
