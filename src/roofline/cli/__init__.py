@@ -16,6 +16,8 @@ COMMANDS = {
     "list": ("library", "List the hardware, models, engines or formats that are known."),
     "show": ("library", "Show one hardware, model or engine spec with its sources."),
     "import": ("library", "Turn a Hugging Face config.json (or GGUF) into a model spec in YAML."),
+    "measure": ("measure", "Time real kernels and whole models on the device at hand."),
+    "calibrate": ("calibrate", "Fit the constants of the cost model to measurements."),
     "validate": ("validate", "Predict measured tables and print the errors."),
 }
 

@@ -65,8 +65,9 @@ _MODELS = click.option("--models", type=click.Path(), default=None, help="Folder
 
 
 @click.group("validate", invoke_without_command=True)
+@click.option("--markdown", is_flag=True, help="Without a subcommand: the tables as Markdown, as the docs show them.")
 @click.pass_context
-def validate_command(ctx: click.Context) -> None:
+def validate_command(ctx: click.Context, markdown: bool) -> None:
     """Predict measured tables and print the errors.
 
     Without a subcommand it runs on the project's own tables and prints one error table.
@@ -77,9 +78,13 @@ def validate_command(ctx: click.Context) -> None:
                roofline validate kernels gemm.csv moe.csv --out PRED.csv
     """
     if ctx.invoked_subcommand is None:
-        from roofline.validation.own import own_tables
+        from roofline.validation import own
 
-        for title, table in own_tables().items():
+        tables = own.own_tables()
+        if markdown:
+            click.echo(own.markdown(tables), nl=False)
+            return
+        for title, table in tables.items():
             _show(title, table)
 
 

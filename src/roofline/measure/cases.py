@@ -53,9 +53,7 @@ def scope(kind: str, memory_bytes: float, *, quick: bool) -> Scope:
     """The scope for a kind of device: seconds of work on a CPU are microseconds on a GPU."""
     share = min(0.3 * memory_bytes, 40e9)
     if kind == "cpu":
-        return Scope(
-            4e9 if quick else 2e11, min(share, 1.2e9 if quick else 8e9), 0.15 if quick else 1.0, ("bf16", "fp32")
-        )
+        return Scope(4e9 if quick else 2e11, min(share, 1.2e9 if quick else 8e9), 0.15 if quick else 1.0, ("bf16",))
     if kind == "mps":
         return Scope(
             2e11 if quick else 5e12, min(share, 2e9 if quick else 8e9), 0.1 if quick else 0.5, ("bf16", "fp16")
@@ -122,7 +120,6 @@ def _gemm(limit: Scope, quick: bool, devices: int) -> list[Case]:
         Case("gemm", {"dtype": dtype, "m": m, "n": n, "k": k})
         for dtype in limit.formats
         for (n, k), m in product(weights, rows)
-        if not (quick and dtype == "fp32" and m not in (1, 64))
     ]
 
 

@@ -1,4 +1,4 @@
-"""Own measurements beside predictions: constants are fitted to half of the shapes, the other half is predicted.
+"""Own measurements beside predictions: constants are fitted to three quarters of the shapes, the last is predicted.
 
 `validation/measured/<device>/` holds files of `roofline measure`. A device that the library lacks is described by the
 highest rates of the same file, so that even its datasheet column is a measured roofline.
@@ -115,7 +115,7 @@ def _step(row: dict[str, Any], accelerator: Accelerator, engine: Engine) -> tupl
     return float(steps[0].total_s), float(low), float(high), float(steps[1].total_s)
 
 
-def held_out(path: str | Path, hw: str | None = None, parts: int = 2) -> pd.DataFrame:
+def held_out(path: str | Path, hw: str | None = None, parts: int = 4) -> pd.DataFrame:
     """Predictions of every shape of a measurement file by constants fitted to the other shapes.
 
     Args:     hw: the device, if the file does not say; parts: so many fits, each leaving out one part
