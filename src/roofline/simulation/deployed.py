@@ -90,7 +90,7 @@ def deployed(where: Deployment, trace: Trace, replicas: int = 1, pool: dict | No
     """A pool of `replicas` of a deployment for the requests of `trace`.
 
     Args:     where: what `deployment(...)` returns; trace: sets the range of lengths to tabulate; replicas; pool:
-              further fields of `Pool` (router, prefix_caching, tiers); knobs: scheduler settings in place of the engine's
+              further fields of `Pool` (router, prefix_caching, tiers); knobs: scheduler settings, not the engine's
     Returns:  `Pool`; attention-data-parallel ranks become replicas of their own
     Assumes:  ranks need not wait for each other (they do; per-step imbalance between ranks is not simulated)
     Source:   the engine profile and the step model

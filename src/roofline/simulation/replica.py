@@ -13,6 +13,8 @@ import math
 from bisect import insort
 from collections import deque
 from heapq import heapify, heappop, heappush
+from itertools import chain
+from operator import mul
 
 from roofline.errors import InfeasibleError, InputError
 from roofline.serving.prefix import PrefixCache
@@ -235,7 +237,7 @@ class Replica:
                 # -- KV full: the batch gives way until the next step fits
                 preempted = False
                 if grows and running:
-                    parked = self._parked_blocks(partial) + len(pinned) * shared_blocks
+                    parked = (partial >= 0 and self._parked_blocks(partial)) + len(pinned) * shared_blocks
                     while private / block + b + parked > capacity and (
                         _blocks(residues, s, block, private, b) + parked > capacity
                     ):
@@ -472,7 +474,7 @@ class Replica:
                         if until < math.inf and (soon := _steps_to(until - now, d0, g) or 1) < k:
                             k = soon
                         if grows:
-                            parked = self._parked_blocks(partial) + len(pinned) * shared_blocks
+                            parked = (partial >= 0 and self._parked_blocks(partial)) + len(pinned) * shared_blocks
                             if private / block + b + parked + b * (k // block + 1) > capacity:
                                 free = int(capacity - parked - _blocks(residues, s, block, private, b))
                                 k = min(k, _steps_until_full(residues, s, block, b, free))
@@ -609,7 +611,8 @@ def _blocks(residues: list[int], step: int, block: int, private: int, batch: int
     Formula: sum over sequences of floor(c / B) + 1 = (sum of c - sum of c mod B) / B + batch, where c mod B is the
     sequence's residue, counted at step 0, plus the step.
     """
-    odd = sum(count * ((r + step) % block) for r, count in enumerate(residues) if count)
+    turn = step % block
+    odd = sum(map(mul, residues, chain(range(turn, block), range(turn))))
     return (private - odd) // block + batch
 
 
