@@ -104,6 +104,18 @@ def test_cache_hits_equal_the_exact_curve_when_nothing_is_ever_evicted():
     assert result.totals["prompt_tokens_computed"] == computed
 
 
+@pytest.mark.parametrize("rules", RULES)
+def test_a_hit_is_tokens_that_are_past(rules):
+    """The hits that a cache found, given as known from the start, make the same run, which is checked step by step."""
+    rules = dataclasses.replace(RULES[rules], kv_blocks=np.inf, hold_steps=0)  # holding counts hits as first seen
+    found = simulate(TALK, Pool(COSTS, rules, prefix_caching=True))
+    known = dataclasses.replace(TALK, block_ids=None, block_tokens=0, cached=found.cached.astype(int))
+    told = simulate(known, Pool(COSTS, rules))
+    assert found.cached.sum() > 0
+    np.testing.assert_allclose(told.first_s, found.first_s, rtol=1e-9)
+    np.testing.assert_allclose(told.finish_s, found.finish_s, rtol=1e-9)
+
+
 def test_cache_is_faster_and_a_small_one_hits_less():
     none, small, large = (
         simulate(TALK, Pool(COSTS, vllm(kv_blocks=blocks), prefix_caching=caching))

@@ -112,7 +112,7 @@ def tier_hit_rates(curve: HitCurve, capacities: Sequence[float]) -> np.ndarray:
     Source:   inclusion property of LRU
 
     >>> from roofline.serving.prefix import hit_curve
-    >>> tier_hit_rates(hit_curve([[1], [2], [1], [2], [2]]), [1, 1]).tolist()
+    >>> tier_hit_rates(hit_curve([[1], [2], [1], [2], [2]]), [1, 1]).round(2).tolist()
     [0.2, 0.4]
     """
     return np.diff(curve.rate(np.cumsum(np.asarray(capacities, float))), prepend=0.0)

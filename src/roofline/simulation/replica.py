@@ -133,7 +133,7 @@ class Replica:
         return len(self.running) + waiting + (self.last_finished if self.now > at_s else 0)
 
     def queued_tokens(self, at_s: float) -> float:
-        """Prompt tokens whose prefill has not ended at `at_s`, as far as hits were known when they were sent."""
+        """Prompt tokens whose prefill has not ended at `at_s`, as far as hits were known when they came."""
         isl, cached, hits = self.log.isl, self.log.cached, self.expected_hits
         queue = (*self.sent, *self.waiting, *(i for _, i in self.fetching))
         in_step = self.last_tokens if self.now > at_s else 0
@@ -227,6 +227,8 @@ class Replica:
                     while sent and ready[sent[0]] <= horizon:
                         i = sent.popleft()
                         seen[i] = now
+                        if cache is not None:
+                            self.expected_hits[i] = self.known_blocks(i) * log.ids_tokens
                         if tiers is not None and (end := self._fetch(i, now)) > now:
                             insort(fetching, (end, i))
                         else:
@@ -270,7 +272,7 @@ class Replica:
                 if release and hold and running and held < hold:
                     total = b
                     for i in waiting:
-                        total += isl[i] - cached[i]
+                        total += isl[i] - max(cached[i], self.expected_hits.get(i, 0))
                         if total >= hold_tokens:
                             break
                     release = total >= hold_tokens
