@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, InputError, check_number
 from roofline.planner.demand import Slo, Traffic, traffic
 from roofline.planner.fleet import Fleet, mixed, order, pooled, uniform
@@ -50,6 +51,7 @@ class Search:
 
     def repriced(self, usd_per_h_of: Mapping[str, float]) -> Search:
         """The same with other prices."""
+
         def priced(offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
             return tuple(_at_price(o, usd_per_h_of[o.deployment.accelerator.name]) for o in offers)
 
@@ -59,6 +61,7 @@ class Search:
 
     def on(self, hardware_names: set[str]) -> Search:
         """The same on some devices only."""
+
         def left(offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
             return tuple(o for o in offers if o.deployment.accelerator.name in hardware_names)
 
@@ -77,8 +80,7 @@ class Search:
             if pessimistic:
                 (_, ttft), (_, tpot) = self.prefills[0].bands
                 slower = (ttft, tpot)
-            pools = pooled(self.prefills, self.decodes, self.traffic, slo, self.spares, slower)
-            out += [pools] if pools is not None else []
+            out += pooled(self.prefills, self.decodes, self.traffic, slo, self.spares, slower)
         return sorted(out, key=order)
 
 
@@ -182,7 +184,10 @@ def _devices(hw, prices, tier, specs) -> tuple[list[Accelerator], dict[str, floa
     return list(devices.values()), paid, sources, notes
 
 
-def _search(found, paid, traffic: Traffic, spares: int, mix: bool, disaggregate: bool) -> tuple[Search, list[Rejection]]:
+def _search(
+    found: list[Deployment], paid: Mapping[str, float], traffic: Traffic, spares: int, mix: bool, disaggregate: bool
+) -> tuple[Search, list[Rejection]]:
+    """Every candidate evaluated over its rates, as a replica and as a worker of either pool."""
     offers, dropped, prefills, decodes = [], [], [], []
     for d in found:
         usd = paid[d.accelerator.name]
@@ -208,7 +213,7 @@ def _runner_up(fleets: list[Fleet]) -> Fleet | None:
 
 def _binding(fleet: Fleet, slo: Slo, traffic: Traffic) -> str:
     """What would have to give for fewer replicas to do."""
-    o, n = fleet.members[0]
+    n = fleet.members[0][1]
     if n - fleet.spares <= 1 and not fleet.disaggregated and traffic.rate_per_s < 0.7 * fleet.capacities[0]:
         return "memory and latency: the smallest replica that fits and is fast enough carries more than the load"
     told = [(o.role, o.binding(slo)) for o, _ in fleet.members]
@@ -279,7 +284,8 @@ def _nothing_keeps(search: Search, slo: Slo) -> str:
     )
     factor = nearest.shortfall(slo)
     hint = (
-        f"limits looser by {factor - 1.0:.0%} can be kept" if factor > 1.0
+        f"limits looser by {factor - 1.0:.0%} can be kept"
+        if factor > 1.0
         else "the share of requests that must keep all limits is too high"
     )
     return f"nothing that is allowed keeps {slo}, even when idle. Nearest: [{nearest.deployment}] with {missed}; {hint}"

@@ -74,9 +74,9 @@ def traffic(
     """The traffic that these words describe.
 
     Formula:  rate = tokens per day / 86400 / (isl + osl); times `peak`, the busiest hour over the mean
-    Args:     rate_per_s [1/s] or tokens_per_day [input and output tokens a day], or a trace with arrival times; isl, osl
-              [tokens] numbers or `Lengths`; hit_rate [-]; peak [-]; arrivals_cv2 [-]; a value beside a trace replaces
-              what the trace says
+    Args:     rate_per_s [1/s] or tokens_per_day [input and output tokens a day], or a trace with arrival times; isl,
+              osl [tokens] numbers or `Lengths`; hit_rate [-]; peak [-]; arrivals_cv2 [-]; a value beside a trace
+              replaces what the trace says
     Returns:  Traffic
     Assumes:  of a trace with prefix block ids: a prefix cache that forgets nothing (an upper bound of the hit rate)
 
@@ -149,7 +149,7 @@ class Slo:
         if self.goodput is not None:
             check_number("goodput", self.goodput, low=0.01, high=0.999)
             if not self.limits:
-                raise InputError("goodput: a share of requests that keep their limits needs a limit: ttft_s, tpot_s, e2e_s")
+                raise InputError("goodput: a share of requests that keep limits needs one: ttft_s, tpot_s or e2e_s")
 
     @property
     def limits(self) -> dict[str, float]:

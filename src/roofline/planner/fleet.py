@@ -10,9 +10,9 @@ import numpy as np
 
 from roofline.planner.demand import Slo, Traffic
 from roofline.planner.offers import Offer, handover_s
+from roofline.serving.queueing import gamma_quantile
 
 SECOND_MOST = 16  # replicas of the second kind in a mixed fleet
-CHEAPEST = 24  # offers by price per capacity that are combined into mixed fleets and pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,11 @@ def order(fleet: Fleet) -> tuple[float, int, str]:
 def mixed(fleets: Sequence[Fleet], load: float, spares: int) -> Fleet | None:
     """The cheapest fleet of two kinds of replica, out of the uniform fleets' offers; None where nothing is gained.
 
-    Formula:  min n1 c1 + n2 c2 with (n1 x1 + n2 x2) - spares max(x1, x2) >= load, n2 = 1 .. 16
+    Formula:  min n1 c1 + n2 c2, n2 = 1 .. 16, with (n1 - (s - k)) x1 + (n2 - k) x2 >= load for every k of the s spares
+              that may be missing of the second kind
     Args:     fleets: uniform ones, for their offers and capacities; load [1/s]
     Returns:  Fleet
-    Assumes:  requests are dealt in proportion to capacity; the worst `spares` replicas may be down
+    Assumes:  requests are dealt in proportion to capacity; any `spares` replicas may be down
     Source:   integer covering, enumerated; a superset of offers, a lower load or a lower price never makes it dearer
     """
     pool = [(f.members[0][0], f.capacities[0]) for f in fleets]
@@ -104,16 +105,18 @@ def mixed(fleets: Sequence[Fleet], load: float, spares: int) -> Fleet | None:
     seconds = np.arange(1, SECOND_MOST + 1)
     # [first, second, how many of the second]
     x1, x2, c1, c2 = able[:, None, None], able[None, :, None], costs[:, None, None], costs[None, :, None]
-    need = load + spares * np.maximum(x1, x2) - seconds * x2
-    first = np.maximum(np.ceil(need / x1 - 1e-9), 1.0)
+    first = np.ones(np.broadcast_shapes(x1.shape, x2.shape, seconds.shape))
+    for missing in (0, np.minimum(seconds, spares)):  # linear in between: the ends decide
+        rest = np.maximum(load - (seconds - missing) * x2, 0.0)
+        first = np.maximum(first, np.ceil(rest / x1 - 1e-9) + spares - missing)
     total = first * c1 + seconds * c2
     i, j, k = np.unravel_index(np.argmin(total), total.shape)
     if i == j:
         return None
     a, b, n, m = pool[i][0], pool[j][0], int(first[i, j, k]), int(seconds[k])
-    worst = spares * max(pool[i][1], pool[j][1])
-    carried = n * pool[i][1] + m * pool[j][1] - worst
-    return Fleet(((a, n), (b, m)), float(total[i, j, k]), carried, spares, (pool[i][1], pool[j][1]))
+    down = min(m, spares)
+    carried = min((n - spares) * able[i] + m * able[j], (n - spares + down) * able[i] + (m - down) * able[j])
+    return Fleet(((a, n), (b, m)), float(total[i, j, k]), float(carried), spares, (float(able[i]), float(able[j])))
 
 
 def pooled(
@@ -123,22 +126,22 @@ def pooled(
     slo: Slo,
     spares: int,
     slower: tuple[float, float] = (1.0, 1.0),
-) -> Fleet | None:
-    """The cheapest pair of a prefill and a decode pool; None where no pair keeps the objective.
+) -> list[Fleet]:
+    """The cheapest prefill and decode pools of every pair of devices that keeps the objective.
 
     Formula:  min ceil(load/x_p) c_p + ceil(load/x_d) c_d; x_p the highest rate of a prefill worker that keeps TTFT with
               the transfer and a decode step, x_d that of a decode worker that keeps TPOT; E2E couples them
     Args:     slower: factors on TTFT and TPOT (and so on the rates) for the pessimistic end of the bands
-    Returns:  Fleet
-    Assumes:  each worker queues for itself (a shared queue is shorter); goodput by the sum of the misses
+    Returns:  list of Fleet
+    Assumes:  each worker queues for itself (a shared queue is shorter); quantiles of TTFT and TPOT add up to that of
+              E2E (at most); of goodput, each latency may miss half of what it leaves
     Source:   derivation
     """
-    best: Fleet | None = None
+    best: dict[tuple[str, str], Fleet] = {}
     ttft_at, tpot_at, e2e_at = (slo.share_of(n) for n in ("ttft_s", "tpot_s", "e2e_s"))
-    gaps = float(traffic.osl.mean) - 1.0
-    quantile = slo.goodput if slo.goodput is not None else 0.0
-    # each latency may miss half of what goodput leaves
-    share = None if slo.goodput is None else (1.0 + quantile) / 2.0
+    longer = gamma_quantile(e2e_at or 0.5, traffic.osl.mean, traffic.osl.mean * traffic.osl.cv)
+    gaps = float(np.maximum(longer, traffic.osl.mean)) - 1.0
+    share = None if slo.goodput is None else (1.0 + slo.goodput) / 2.0
     ttft_share, tpot_share = (s if share is None else max(s or 0.5, share) for s in (ttft_at, tpot_at))
     for d in decodes:
         tpot = d.latency("tpot_s", tpot_share) * slower[1]
@@ -152,9 +155,10 @@ def pooled(
             if not good_p.any():
                 continue
             found = _cheapest(p, d, ttft, tpot, good_p, good_d, slo.e2e_s, gaps, traffic.rate_per_s, spares, slower)
-            if found is not None and (best is None or order(found) < order(best)):
-                best = found
-    return best
+            pair = p.deployment.accelerator.name, d.deployment.accelerator.name
+            if found is not None and (pair not in best or order(found) < order(best[pair])):
+                best[pair] = found
+    return list(best.values())
 
 
 def _cheapest(p, d, ttft, tpot, good_p, good_d, e2e_s, gaps, load, spares, slower) -> Fleet | None:

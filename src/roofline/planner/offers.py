@@ -121,7 +121,7 @@ def replica_state(deployment: Deployment, traffic: Traffic, rate_per_s: float) -
     return _state(deployment, traffic, rate_per_s)
 
 
-MANY = 1e6  # workers of the other pool, so that it never limits the one that is looked at
+MANY = 1000  # workers of the other pool, so that it never limits the one that is looked at
 
 
 def prefill_offer(deployment: Deployment, usd_per_h: float, traffic: Traffic) -> Offer:
@@ -132,10 +132,10 @@ def prefill_offer(deployment: Deployment, usd_per_h: float, traffic: Traffic) ->
         state = pooled_state(pools, isl=traffic.isl, osl=traffic.osl, rate_per_s=rate, cached=traffic.cached)
         return state, state.ttft_s - state.transfer_s
 
-    state, _ = ttft(1e-9)
-    most = 1e-9 / float(state.prefill_utilisation)
+    full, _ = ttft(1e12)
+    most = float(full.requests_per_s / full.prefill_utilisation)
     rates = FRACTIONS * most
-    state, mean = ttft(rates)
+    _, mean = ttft(rates)
     calm = float(np.asarray(mean)[0])
     wait = np.maximum(mean - calm, 0.0)
     spread = Spread(calm, wait, wait)

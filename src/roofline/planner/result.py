@@ -127,12 +127,8 @@ class Recommendation:
         t, out = self.traffic, []
         for (o, _), share in zip(self.fleet.members, self.fleet.shares()):
             rate = share * t.rate_per_s
-            out.append(
-                estimate(
-                    o.deployment, isl=float(t.isl.mean), osl=float(t.osl.mean), rate_per_s=rate, cached=t.cached,
-                    usd_per_h=o.usd_per_h,
-                )  # fmt: skip
-            )
+            load = {"isl": float(t.isl.mean), "osl": float(t.osl.mean), "cached": t.cached}
+            out.append(estimate(o.deployment, **load, rate_per_s=rate, usd_per_h=o.usd_per_h))
         return out
 
     def to_dict(self) -> dict[str, Any]:
