@@ -27,7 +27,8 @@ def test_uniform_matches_drawn_lengths():
 
 
 def test_fixed_and_observed():
-    assert fixed(100.0).ratio_min == 1.0 and as_lengths(7.0) == fixed(7.0)
+    assert fixed(100.0).ratio_min == 1.0 and as_lengths(fixed(7.0)) == fixed(7.0)
+    assert as_lengths(7.0).mean == 7.0 and as_lengths(7.0).ratio_min == 0.0
     seen = observed([1, 2, 3])
     assert (seen.mean, seen.longest) == (2.0, 3.0)
     for bad in ([], [0.0], [np.nan]):

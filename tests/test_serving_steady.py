@@ -7,7 +7,7 @@ import pytest
 
 from roofline.deployment import deployment
 from roofline.errors import InputError, UnknownNameError
-from roofline.serving.lengths import uniform
+from roofline.serving.lengths import fixed, uniform
 from roofline.serving.recipes import with_scheduler
 from roofline.serving.steady import steady_state
 from roofline.serving.steps import step_table
@@ -93,7 +93,7 @@ def test_shared_prefixes_leave_room_for_more():
 def test_prefill_first_stalls_decodes_and_lockstep_queues():
     """Fixed lengths under SGLang: everybody prefills together, so the mean TTFT grows with the crowd."""
     sglang = deployment("qwen3-32b", "h100-sxm", tp=4, engine="sglang")
-    together = steady_state(sglang, isl=4096.0, osl=256.0, concurrency=np.array([4.0, 64.0]))
+    together = steady_state(sglang, isl=4096.0, osl=fixed(256.0), concurrency=np.array([4.0, 64.0]))
     mixed = steady_state(sglang, isl=4096.0, osl=uniform(320.0, 0.6), concurrency=np.array([4.0, 64.0]))
     assert together.ttft_s[1] > 8 * together.ttft_s[0]
     assert together.ttft_s[1] > mixed.ttft_s[1]
@@ -124,10 +124,10 @@ def test_interference_collapses_a_stream():
 def test_half_cached_prompts_raise_input_throughput():
     """U-prefix_chunk-01: 8B fp8 on L40S, 49 % of prompt tokens cached: 17,829 -> 32,149 prompt tokens/s, within 10 %.
 
-    The lengths of that prompt-heavy load are not published; 2,000 in and 20 out reproduce the rate without a cache.
+    The lengths of that prompt-heavy load are not published; 2,000 in and 10 out reproduce the rate without a cache.
     """
     where = deployment("llama-3.1-8b", "l40s", weights="fp8")
-    plain, hit = (steady_state(where, isl=2000.0, osl=20.0, concurrency=64.0, cached=c) for c in (0.0, 980.0))
+    plain, hit = (steady_state(where, isl=2000.0, osl=10.0, concurrency=64.0, cached=c) for c in (0.0, 980.0))
     assert 2000.0 * plain.requests_per_s == pytest.approx(17829.4, rel=0.15)
     assert 2000.0 * hit.requests_per_s == pytest.approx(32149, rel=0.10)
 

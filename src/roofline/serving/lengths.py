@@ -53,9 +53,14 @@ def observed(lengths: np.ndarray) -> Lengths:
     return Lengths(float(values.mean()), float(values.max()), float(values.std() / values.mean()))
 
 
+def of_mean(length: Array) -> Lengths:
+    """Requests of this length that run out of step with each other, as they do where lengths vary."""
+    return Lengths(length, 2.0 * np.asarray(length, float), 0.0)
+
+
 def as_lengths(value: Array | Lengths) -> Lengths:
-    """`value` itself, or lengths that are all the same (arrays: one for each point of a sweep)."""
-    return value if isinstance(value, Lengths) else fixed(value)
+    """`value` itself; a plain number (or array: one for each point of a sweep) is a mean, see `of_mean`."""
+    return value if isinstance(value, Lengths) else of_mean(value)
 
 
 def static_occupancy(lengths: np.ndarray, axis: int = -1) -> Array:

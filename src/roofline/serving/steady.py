@@ -366,7 +366,8 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     work = inside * (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside
     # Poisson crowds are in the rhythm; burstier arrivals wait for prompts, for seats and for the tokeniser
     crowd = queue_wait(np.minimum(work, CALM), beat.step_s, 1.0, np.maximum(arrivals_cv2 - 1.0, 0.0))
-    seats = queue_wait(np.minimum(utilisation, CALM), osl * beat.tpot_s, site.cap, arrivals_cv2, site.outputs.cv**2)
+    taken = np.where(utilisation < 1.0, load.batch / site.cap, 1.0)  # steps are faster while seats are free
+    seats = queue_wait(np.minimum(taken, CALM), osl * beat.tpot_s, site.cap, arrivals_cv2, site.outputs.cv**2)
     texts = queue_wait(np.minimum(inside * site.rules.request_s, CALM), site.rules.request_s, 1.0, arrivals_cv2)
     queued = crowd + seats + texts
     ttft = Spread(floor, rest + queued, np.hypot(_spread(beat, rest), queued))

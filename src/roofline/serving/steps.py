@@ -65,6 +65,7 @@ class StepTable:
     prompt_more_s: np.ndarray  # [lane, PROMPTS, PASTS], each further prompt
     pipeline: float  # pp
     host_gap_s: float
+    host_sequence_s: float
     layers_s: float  # what the layers of a step with prompt tokens pay beside their kernels
     launch_s: float  # all kernels of a step launched one by one
     graph_tokens: float  # steps of at most so many tokens pay neither
@@ -102,7 +103,7 @@ class StepTable:
 
     def decode(self, batch: Array, context: Array) -> Array:
         """Seconds of a step of `batch` decodes over `context` cached tokens each."""
-        return self.replayed(self.combined(self.tokens(batch) + self.head(batch) + self.attention(batch, context)))
+        return self.replayed(self.combined(self.tokens(batch) + self.fixed(batch, context)))
 
     def replayed(self, seconds: Array) -> Array:
         """Seconds of a step without prompts: where no graph holds it, the host launches its kernels one by one."""
@@ -115,7 +116,7 @@ class StepTable:
     def fixed(self, batch: Array, context: Array) -> Array:
         """Lanes of what decodes add to a step beside their tokens."""
         batch = np.asarray(batch, float)
-        lanes = self.head(batch)
+        lanes = self.head(batch) + self.host_sequence_s * batch
         if np.any(batch > 0):
             lanes = lanes + np.where(batch > 0, self.attention(batch, context), 0.0)
         return lanes
@@ -198,6 +199,7 @@ def _tabulated(deployment: Deployment) -> StepTable:
         (many - prompt) / (MANY - 1.0),
         float(pp),
         float(profile.host_gap_s),
+        float(profile.host_sequence_s),
         deployment.model.executed_layers * float(profile.mixed_layer_s),
         kernels * float(profile.launch_s) * launch_factor(deployment),
         float(profile.graph_tokens),

@@ -129,6 +129,7 @@ class StepProfile(Block):
     beside: tuple[str, ...] = Field((), description="ops on a second stream: only their memory traffic is paid")
     fused_quantisers: tuple[str, ...] = Field((), description="formats whose activations the op before quantises")
     host_gap_s: Seconds | Literal[0] = Field(0, description="time between steps in which the device waits for the host")
+    host_sequence_s: Seconds | Literal[0] = Field(0, description="the same, more of it for each decoding sequence")
     mixed_layer_s: Seconds | Literal[0] = Field(0, description="per layer of a step with prompt tokens: no graph")
     launch_s: Seconds | Literal[0] = Field(0, description="least time per kernel of such a step: launched one by one")
     launch_factors: dict[str, Factor] = Field(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from roofline.parallel import Plan
 from roofline.precision import precision_named
 from roofline.serving.bands import online_band
 from roofline.serving.queueing import Spread, mixed_quantile
+from roofline.serving.recipes import stock_host
 from roofline.serving.steady import SteadyState, steady_state
 from roofline.specs.engine import engine_named, release
 from roofline.specs.library import hardware
@@ -87,12 +89,14 @@ def _predicted(row: Mapping[str, Any], models_dir) -> dict[str, Any]:
     prefixes = float(row.get("distinct_prompts", 0)) if _flag(row.get("prefix_caching", False)) else 0.0
     cached = isl - hit_remainder() if prefixes > 0 else 0.0
     knobs = {"token_budget": float(row.get("max_num_batched_tokens", 8192))}
-    state = steady_state(
-        where, isl=isl, osl=osl, rate_per_s=rates / replicas, cached=cached, prefixes=prefixes,
-        max_seqs=float(row.get("max_num_seqs", 256)), **knobs,
-    )  # fmt: skip
+    load = {
+        "isl": isl, "osl": osl, "rate_per_s": rates / replicas, "max_seqs": float(row.get("max_num_seqs", 256)),
+    } | knobs  # fmt: skip
+    state = steady_state(where, cached=cached, prefixes=prefixes, **load)
     shares = rates / rates.sum()
-    answers = _mixed(state, shares, rates * np.ones_like(rates), osl, replicas)
+    first = _first_share(row, shares, prefixes)
+    unseen = steady_state(where, **load) if np.any(first > 0) else state
+    answers = _mixed(state, unseen, shares, first, osl, replicas)
     low, high = online_band(where)
     for name in BANDED:
         stem = name.removesuffix("_s")
@@ -100,6 +104,15 @@ def _predicted(row: Mapping[str, Any], models_dir) -> dict[str, Any]:
     full = np.asarray(state.saturated).any()
     answers["reason"] = "the rate is more than the server can do: latencies are those of a full server" if full else ""
     return answers
+
+
+def _first_share(row: Mapping[str, Any], shares: np.ndarray, prefixes: float) -> np.ndarray:
+    """Share of each stage's requests whose prompt nobody has sent before: all of them come in the first stage."""
+    requests = float(row.get("n_requests", 0))
+    first = np.zeros_like(shares)
+    if prefixes and requests and str(row["stage"]) in ("0", "all"):
+        first[0] = min(prefixes / (requests * shares[0]), 1.0)
+    return first
 
 
 def hit_remainder() -> float:
@@ -111,15 +124,21 @@ def hit_remainder() -> float:
     return (BLOCK_TOKENS + 1.0) / 2.0
 
 
-def _mixed(state: SteadyState, shares: np.ndarray, rates: np.ndarray, osl: float, replicas: float) -> dict[str, Any]:
-    """Means and percentiles over requests of all stages."""
+def _mixed(
+    state: SteadyState, unseen: SteadyState, shares: np.ndarray, first: np.ndarray, osl: float, replicas: float
+) -> dict[str, Any]:
+    """Means and percentiles over requests of all stages; in each, the share `first` waits for a whole prompt."""
     answers: dict[str, Any] = {}
+    n = len(shares)
+    weights = [*(shares * (1.0 - first)), *(shares * first)]
     for name in ("ttft", "e2e"):
-        spread: Spread = getattr(state, name)
-        stages = [_stage(spread, i, len(shares)) for i in range(len(shares))]
-        answers[f"{name}_mean_s"] = float(np.sum(shares * spread.mean))
+        spreads = [_stage(getattr(s, name), i, n) for s in (state, unseen) for i in range(n)]
+        if name == "e2e":  # a whole prompt delays the first token, not the others
+            later = np.maximum(np.broadcast_to(unseen.ttft_s - state.ttft_s, (n,)), 0.0)
+            spreads[n:] = [replace(s, floor_s=s.floor_s + later[i]) for i, s in enumerate(spreads[:n])]
+        answers[f"{name}_mean_s"] = float(sum(w * s.mean for w, s in zip(weights, spreads)))
         for label, q in PERCENTILES.items():
-            answers[f"{name}_{label}_s"] = float(mixed_quantile(stages, list(shares), q))
+            answers[f"{name}_{label}_s"] = float(mixed_quantile(spreads, weights, q))
     gap = np.sum(shares * (np.broadcast_to(state.e2e_s, shares.shape) - state.ttft_s)) / max(osl - 1.0, 1.0)
     served = np.broadcast_to(state.requests_per_s, shares.shape) * replicas
     answers["tpot_mean_s"] = float(gap)
@@ -144,7 +163,9 @@ def _deployment(model, gpu, tp, weights, engine, version, utilisation, seqs, tok
     )  # fmt: skip
     key = gpu.strip().lower()
     precision = precision_named(FORMATS.get(weights, weights))
-    return Deployment(resolve(model, folder).model, hardware(GPUS.get(key, key)), Plan(tp=tp), precision, profile)
+    return Deployment(
+        resolve(model, folder).model, hardware(GPUS.get(key, key)), Plan(tp=tp), precision, stock_host(profile)
+    )
 
 
 def error_tables(truth: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, pd.DataFrame]:
