@@ -15,7 +15,7 @@ from roofline.forward import encoder_ops, step_ops
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine, machine
 from roofline.memory import Footprint, footprint
-from roofline.ops import Op
+from roofline.ops import Experts, Op
 from roofline.parallel import Plan
 from roofline.precision import Format, Precision, precision_named
 from roofline.pricing import fused, op_times
@@ -37,6 +37,7 @@ class Deployment:
     plan: Plan
     precision: Precision
     engine: Engine
+    expert_imbalance: Array = 1.0  # rows of the busiest expert-parallel rank over the mean; see serving.expert_load
 
     @cached_property
     def machine(self) -> Machine:
@@ -54,7 +55,10 @@ class Deployment:
     def ops(self, *groups: Sequences, stage: int | None = None, encoder_tokens: Array = 0.0) -> list[Op]:
         """What one rank executes in such a step, in order."""
         llc = self.accelerator.llc_bytes
-        return step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens, llc)
+        ops = step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens, llc)
+        if isinstance(self.expert_imbalance, float) and self.expert_imbalance == 1.0:
+            return ops
+        return [replace(op, imbalance=self.expert_imbalance) if isinstance(op, Experts) else op for op in ops]
 
     def timed(self, ops: list[Op]) -> StepTime:
         """The time that any list of ops takes one rank, under the engine's schedule."""

@@ -13,6 +13,7 @@ from roofline.errors import RooflineError
 # command -> (module, one-line help): listed without importing what a command needs
 COMMANDS = {
     "estimate": ("estimate", "How fast, how large and how dear one deployment is, and why."),
+    "speculate": ("speculate", "Does speculative decoding pay, with how many drafts, and up to which batch."),
     "list": ("library", "List the hardware, models, engines or formats that are known."),
     "show": ("library", "Show one hardware, model or engine spec with its sources."),
     "import": ("library", "Turn a Hugging Face config.json (or GGUF) into a model spec in YAML."),

@@ -70,7 +70,7 @@ def speculate(
     tree: TokenTree | None = None,
     acceptance: Acceptance | None = None,
     tokens: Array | None = None,
-    plain_s: Array | None = None,
+    beyond_s: Array = 0.0,
 ) -> Speculation:
     """Return what a cycle of speculation takes and yields on a replica.
 
@@ -78,8 +78,8 @@ def speculate(
               TPOT = cycle / tokens;  speedup = plain step / TPOT
     Args:     batch b [sequences] of the whole replica, context [tokens] in the cache of each; drafts k [tokens] of a
               chain, or a tree; acceptance [-] of each draft, or `ByPosition`; or in its place tokens per cycle as
-              measured (of a tree they must be given: `TokenTree.expected_tokens`); plain_s [s]: a measured plain step:
-              what it takes beyond the model is added to every verification. Arrays broadcast
+              measured (of a tree they must be given: `TokenTree.expected_tokens`); beyond_s [s]: what every step of
+              the target takes beyond the model, e.g. a measured plain step less `decode_step`. Arrays broadcast
     Returns:  Speculation
     Assumes:  every sequence of the batch drafts as much; t_cycle, t_sequence as in the engine profile
     Error:    docs/speculation.md: held out by source
@@ -97,16 +97,14 @@ def speculate(
         raise InputError("batch is 1 or more, context and drafts 0 or more")
     yielded = np.asarray(tokens if acceptance is None else tokens_of(acceptance, k), float)
     most = tree.depth if tree is not None else k
-    if np.any((yielded < 1.0) | (yielded > most + 1.0 + 1e-9)):
+    if np.any((yielded < 1.0 - 1e-9) | (yielded > most + 1.0 + 1e-9)):
         raise InputError("tokens: a cycle yields at least 1 and at most one more than can be accepted")
     plain = deployment.decode_step(b, c).total_s
     verified = deployment.pipelined(lambda micro: (verify(micro, c, k),), b).total_s
     drafting = drafter.drafting_s(deployment, Round(b, c, k, yielded, tree))
-    if plain_s is not None:
-        verified, plain = verified + (np.asarray(plain_s, float) - plain), np.asarray(plain_s, float)
     profile = deployment.engine.speculation
     fixed = np.where(k > 0, profile.cycle_s + b / deployment.plan.dp * profile.sequence_s, 0.0)
-    return Speculation(*np.broadcast_arrays(b, k, yielded, drafting, verified, fixed, plain))
+    return Speculation(*np.broadcast_arrays(b, k, yielded, drafting, verified + beyond_s, fixed, plain + beyond_s))
 
 
 def best_draft_length(
@@ -117,7 +115,7 @@ def best_draft_length(
     batch: Array = 1.0,
     context: Array,
     longest: int = 16,
-    plain_s: Array | None = None,
+    beyond_s: Array = 0.0,
 ) -> Speculation:
     """Return speculation at the draft length with the lowest TPOT; its `drafts` is 0 where plain decoding is faster.
 
@@ -134,8 +132,8 @@ def best_draft_length(
         accepted = np.asarray(acceptance, float)[..., None]
     lengths = np.arange(longest + 1.0)
     b, c = (np.asarray(x, float)[..., None] for x in (batch, context))
-    measured = None if plain_s is None else np.asarray(plain_s, float)[..., None]
-    every = speculate(deployment, drafter, batch=b, context=c, drafts=lengths, acceptance=accepted, plain_s=measured)
+    extra = np.asarray(beyond_s, float)[..., None]
+    every = speculate(deployment, drafter, batch=b, context=c, drafts=lengths, acceptance=accepted, beyond_s=extra)
     best = np.argmin(every.tpot_s, axis=-1)[..., None]
     fields = (every.batch, every.drafts, every.tokens, every.draft_s, every.verify_s, every.fixed_s, every.plain_s)
     return Speculation(*(np.take_along_axis(x, best, -1)[..., 0][()] for x in fields))
@@ -149,6 +147,7 @@ def break_even_batch(
     acceptance: Acceptance,
     context: Array,
     largest: float = 4096.0,
+    beyond_s: Array = 0.0,
 ) -> Array:
     """Return the batch from which on speculation no longer pays.
 
@@ -166,7 +165,9 @@ def break_even_batch(
         accepted = np.asarray(acceptance, float)[..., None]
     k, c = (np.asarray(x, float)[..., None] for x in (drafts, context))
     batches = 2.0 ** np.arange(0.0, np.log2(largest) + 1e-9, 1.0 / PER_OCTAVE)
-    gain = np.log(speculate(deployment, drafter, batch=batches, context=c, drafts=k, acceptance=accepted).speedup)
+    extra = np.asarray(beyond_s, float)[..., None]
+    found = speculate(deployment, drafter, batch=batches, context=c, drafts=k, acceptance=accepted, beyond_s=extra)
+    gain = np.log(found.speedup)
     pays = gain > 0.0
     last = batches.size - 1 - np.argmax(pays[..., ::-1], axis=-1)
     after = np.minimum(last + 1, batches.size - 1)

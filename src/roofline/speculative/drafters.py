@@ -5,7 +5,9 @@ A drafter says what one cycle of drafting takes on the replica of its target, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +22,9 @@ from roofline.layers.ffn.moe import MoE
 from roofline.layers.layer import Layer
 from roofline.ops import ACTIVATION_BYTES, Elementwise, Gemm, Op
 from roofline.parallel import Plan, padded_vocab
-from roofline.precision import Precision
+from roofline.precision import Precision, precision_named
 from roofline.specs.model import Model
+from roofline.specs.refs import load_model
 from roofline.speculative.acceptance import TokenTree
 from roofline.workload import Sequences
 
@@ -231,6 +234,29 @@ class PromptLookup:
 
     def kv_bytes(self, target: Deployment, length: Array) -> Array:
         return 0.0 * np.asarray(length, float)
+
+
+KINDS = ("eagle", "eagle-3", "medusa", "mtp", "ngram")
+EAGLE3_VOCAB = 32000  # tokens that published EAGLE-3 heads draft from, of vocabularies that are larger
+
+
+def drafter_named(name: str, target: Deployment, specs: str | Path | None = None) -> Drafter:
+    """The drafter of that kind for a target, or the draft model that `name` is.
+
+    Args:     name: one of KINDS, or whatever `load_model` reads; specs: folder with own specs
+    Errors:   UnknownNameError with the nearest names; SpecError where the target has no such head
+    """
+    kinds: dict[str, Callable[[], Drafter]] = {
+        "eagle": lambda: eagle(target.model),
+        "eagle-3": lambda: eagle3(target.model, vocab=min(EAGLE3_VOCAB, target.model.vocab)),
+        "medusa": MedusaHeads,
+        "mtp": lambda: mtp(target.model),
+        "ngram": PromptLookup,
+    }
+    if name in kinds:
+        return kinds[name]()
+    loaded = load_model(name, specs=specs)
+    return DraftModel(loaded.model, loaded.precision or precision_named(loaded.model.native))
 
 
 def eagle(target: Model, *, layers: int = 1, layer: Layer | None = None) -> DraftHead:

@@ -17,24 +17,12 @@ from roofline.deployment import Deployment, deployment
 from roofline.specs.engine import Engine, engine_named
 from roofline.specs.library import build
 from roofline.specs.refs import load_model
-from roofline.speculative import (
-    Drafter,
-    DraftModel,
-    MedusaHeads,
-    PromptLookup,
-    Speculation,
-    TokenTree,
-    eagle,
-    eagle3,
-    mtp,
-    speculate,
-)
+from roofline.speculative import Drafter, DraftModel, Speculation, TokenTree, drafter_named, speculate
+from roofline.speculative.drafters import KINDS
 from roofline.validation.own import FOLDER, Source
 
 if TYPE_CHECKING:
     import pandas as pd
-
-EAGLE3_VOCAB = 32000  # tokens that published EAGLE-3 heads draft from
 
 
 def read(root: Path | None = None) -> pd.DataFrame:
@@ -78,15 +66,15 @@ def cycle(row: Mapping[str, Any], engines: Mapping[str, Engine]) -> Speculation:
     target = _target(*(row[c] for c in ("model", "hw", "weights", "tp", "dp", "ep")), row["engine"])
     if row["engine"] in engines:
         target = target.with_(engine=engines[row["engine"]])
-    plain = None if np.isnan(row["plain_tokens_per_s"]) else 1.0 / row["plain_tokens_per_s"]
+    at = {"batch": float(row["batch"]), "context": float(row["context"])}
+    beyond = 0.0
+    if not np.isnan(row["plain_tokens_per_s"]):  # what a step was measured to take beyond the model
+        beyond = 1.0 / row["plain_tokens_per_s"] - float(target.decode_step(**at).total_s)
     tokens = 1.0 if np.isnan(row["tokens"]) else float(row["tokens"])
     shape: dict[str, Any] = {"drafts": float(row["drafts"])}
     if not np.isnan(row["depth"]):
         shape = {"tree": bushy(int(row["drafts"]), int(row["depth"]))}
-    return speculate(
-        target, drafter(row["drafter"], target), batch=float(row["batch"]), context=float(row["context"]),
-        tokens=tokens, plain_s=plain, **shape,
-    )  # fmt: skip
+    return speculate(target, drafter(row["drafter"], target), tokens=tokens, beyond_s=beyond, **at, **shape)
 
 
 @lru_cache(maxsize=64)
@@ -101,16 +89,9 @@ def _path(model: str) -> str | Path:
 
 
 def drafter(name: str, target: Deployment) -> Drafter:
-    """The drafter that a table calls so: a kind, or the name of a draft model."""
-    kinds = {
-        "eagle": lambda: eagle(target.model),
-        "eagle-3": lambda: eagle3(target.model, vocab=min(EAGLE3_VOCAB, target.model.vocab)),
-        "medusa": MedusaHeads,
-        "mtp": lambda: mtp(target.model),
-        "ngram": PromptLookup,
-    }
-    if name in kinds:
-        return kinds[name]()
+    """The drafter that a table calls so; draft models in the format of their target."""
+    if name in KINDS:
+        return drafter_named(name, target)
     return DraftModel(load_model(_path(name)).model, target.precision)
 
 
@@ -136,8 +117,8 @@ def error_table(predicted: pd.DataFrame) -> pd.DataFrame:
         out.append(
             {
                 "source": name, "counted": bool(rows["counted"].all()), "rows": len(rows),
-                "median_pct": float(size.median()), "mean_pct": float(size.mean()), "p90_pct": float(size.quantile(0.9)),
-                "bias_pct": float(100.0 * rows["error"].mean()),
+                "median_pct": float(size.median()), "mean_pct": float(size.mean()),
+                "p90_pct": float(size.quantile(0.9)), "bias_pct": float(100.0 * rows["error"].mean()),
             }
         )  # fmt: skip
     return pd.DataFrame(out)
