@@ -12,15 +12,18 @@ from roofline.specs.model import Model
 
 Band = tuple[Array, Array]
 
-# Kind of model -> 10 % and 90 % points of measured / predicted, leave-one-model-out.
+# Kind of model -> 8 % and 92 % points of measured / predicted over 1,272 rows, each predicted without its model; two
+# points wider on either side than an 80 % band, because a new model errs more than a left-out one of four kinds.
 TPOT: dict[str, tuple[float, float]] = {
-    "dense": (0.89, 1.12), "gqa moe": (0.84, 1.17), "mla moe": (0.84, 1.28), "linear moe": (0.84, 1.25),
+    "dense": (0.91, 1.13), "gqa moe": (0.82, 1.13), "mla moe": (0.79, 1.32), "linear moe": (0.82, 1.22),
 }  # fmt: skip
 TTFT: dict[str, tuple[float, float]] = {
-    "dense": (0.75, 1.25), "gqa moe": (0.75, 1.3), "mla moe": (0.7, 1.5), "linear moe": (0.7, 1.5),
+    "dense": (0.75, 1.30), "gqa moe": (0.80, 1.68), "mla moe": (0.64, 2.38), "linear moe": (0.85, 1.75),
 }  # fmt: skip
-POOLS_TPOT = (0.75, 1.25)
-POOLS_TTFT = (0.4, 2.5)
+# 177 rows of separate pools, no constant fitted on them; 93 stable open-loop rows.
+POOLS_TPOT = (0.72, 1.34)
+POOLS_TTFT = (0.70, 8.0)
+ONLINE = {"ttft_mean_s": (0.90, 1.15), "tpot_mean_s": (0.92, 1.17), "e2e_mean_s": (0.92, 1.17)}
 
 
 def kind_of(model: Model) -> str:
@@ -45,11 +48,3 @@ def tpot_band(where: Deployment) -> Band:
 def ttft_band(where: Deployment) -> Band:
     """Factors of the 80 % band of TTFT."""
     return TTFT[kind_of(where.model)]
-
-
-ONLINE = (0.88, 1.15)
-
-
-def online_band(where: Deployment) -> Band:
-    """Factors of the 80 % band of latencies at a request rate."""
-    return ONLINE

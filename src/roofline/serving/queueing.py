@@ -67,21 +67,22 @@ def queue_wait(
 class Spread:
     """A time that differs from request to request: a floor that all pay, and a gamma-distributed rest.
 
-    A share of the requests may belong to a burst at the start instead, spread evenly from `burst_low` to `burst_high`.
+    A share of the requests may be spread evenly from `even_low` to `even_high` instead: a burst at the start, or those
+    that find nobody before them.
     """
 
     floor_s: Array
     mean_s: Array  # of the rest
     sd_s: Array  # of the rest
-    burst_share: Array = 0.0
-    burst_low_s: Array = 0.0
-    burst_high_s: Array = 0.0
+    even_share: Array = 0.0
+    even_low_s: Array = 0.0
+    even_high_s: Array = 0.0
 
     @property
     def mean(self) -> Array:
         """Mean over all requests."""
-        burst = (self.burst_low_s + self.burst_high_s) / 2.0
-        return (1.0 - self.burst_share) * (self.floor_s + self.mean_s) + self.burst_share * burst
+        even = (self.even_low_s + self.even_high_s) / 2.0
+        return (1.0 - self.even_share) * (self.floor_s + self.mean_s) + self.even_share * even
 
     def at(self, q: float) -> Array:
         """The time below which a share `q` of the requests stays.
@@ -89,17 +90,17 @@ class Spread:
         Formula:  the weighted quantile of both parts, from 99 points of each
         """
         rest = self.floor_s + gamma_quantile(q, self.mean_s, self.sd_s)
-        if not np.any(np.asarray(self.burst_share) > 0):
+        if not np.any(np.asarray(self.even_share) > 0):
             return rest
-        parts = [self._points(), self._burst_points()]
-        return weighted_quantile(parts, [1.0 - np.asarray(self.burst_share, float), self.burst_share], q)
+        parts = [self._points(), self._even_points()]
+        return weighted_quantile(parts, [1.0 - np.asarray(self.even_share, float), self.even_share], q)
 
     def _points(self) -> Array:
         floor, mean, sd = (np.asarray(x, float)[..., None] for x in (self.floor_s, self.mean_s, self.sd_s))
         return floor + gamma_quantile(POINTS, mean, sd)
 
-    def _burst_points(self) -> Array:
-        low, high = (np.asarray(x, float)[..., None] for x in (self.burst_low_s, self.burst_high_s))
+    def _even_points(self) -> Array:
+        low, high = (np.asarray(x, float)[..., None] for x in (self.even_low_s, self.even_high_s))
         return low + POINTS * (high - low)
 
 
@@ -110,9 +111,9 @@ def mixed_quantile(spreads: Sequence[Spread], shares: Sequence[Array], q: float)
     """The time below which a share `q` of all requests stays, of which `shares` belong to each of `spreads`."""
     parts, weights = [], []
     for spread, share in zip(spreads, shares):
-        burst = np.asarray(spread.burst_share, float)
-        parts += [spread._points(), spread._burst_points()]
-        weights += [share * (1.0 - burst), share * burst]
+        even = np.asarray(spread.even_share, float)
+        parts += [spread._points(), spread._even_points()]
+        weights += [share * (1.0 - even), share * even]
     return weighted_quantile(parts, weights, q)
 
 

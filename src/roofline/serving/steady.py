@@ -202,17 +202,19 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
 def ttft_steady(r: Rules, beat: Rhythm, phased: bool = True) -> Array:
     """Mean TTFT after the burst is over.
 
-    Formula:  L0 + f (1 + (k - 1)/4) + (late + ph) ((1 - p) D + p S(k)) + N D/2 [polling] + hold + T(k) + out D
+    Formula:  L0 + f (1 + (k - 1)/4) + ph ((1 - p) D + p S(k)) + late ((1 - p^2) D + p^2 S(k)) + N D/2 [polling]
+              + hold + T(k) + out D
                 ph   = 1 - (f + L0)/((1 - p) D + p S(k)) where that is positive (in a closed loop requests follow the
                        end of a step), 1/2 with polling or in an open loop
                 hold = D (h + lam D h^2/2)/(1 + lam D h) for h held steps
     Source:   derivation
     """
     decode, k, f = beat.decode_s, beat.prompts, r.request_s
-    step = (1.0 - beat.busy) * decode + beat.busy * beat.step_s
+    longer = beat.step_s - decode
+    step = decode + beat.busy * longer
     late = (f + r.front_s) / step
     phase = np.where((late < 1.0) & (r.poll <= 1) & phased, 1.0 - late, 0.5)
-    waits = (r.late + phase) * step
+    waits = phase * step + r.late * (decode + beat.busy**2 * longer)
     polled = np.where(r.poll > 1, r.poll * decode / 2.0, 0.0)
     gap = beat.rate * decode
     held = decode * (r.hold + gap * r.hold**2 / 2.0) / (1.0 + gap * r.hold)
@@ -362,19 +364,21 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     load = site.load(np.maximum(_batch_at(site, kinds, inside), 1.0))
     beat = rhythm(site.table, load, site.rules, inside)
     steady = ttft_steady(site.rules, beat, phased=False)
-    floor, rest = _floor(beat, steady)
-    work = inside * (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside
-    # Poisson crowds are in the rhythm; burstier arrivals wait for prompts, for seats and for the tokeniser
-    crowd = queue_wait(np.minimum(work, CALM), beat.step_s, 1.0, np.maximum(arrivals_cv2 - 1.0, 0.0))
+    extra_s = (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside  # of one prompt
+    # crowds of Poisson arrivals are in the rhythm of mixed steps; where prompts stop decodes they queue by themselves
+    queue_cv2 = np.maximum(arrivals_cv2 - 1.0, 0.0) if site.rules.mixed else arrivals_cv2
+    crowd = queue_wait(np.minimum(inside * extra_s, CALM), beat.step_s, 1.0, queue_cv2)
     taken = np.where(utilisation < 1.0, load.batch / site.cap, 1.0)  # steps are faster while seats are free
     seats = queue_wait(np.minimum(taken, CALM), osl * beat.tpot_s, site.cap, arrivals_cv2, site.outputs.cv**2)
     texts = queue_wait(np.minimum(inside * site.rules.request_s, CALM), site.rules.request_s, 1.0, arrivals_cv2)
     queued = crowd + seats + texts
-    ttft = Spread(floor, rest + queued, np.hypot(_spread(beat, rest), queued))
+    ttft = _met(site, beat, steady + queued, inside)
     higher, here = (tpot_open(site, kinds, load.batch * x) for x in (1.1, 1.0))
     slope = np.maximum(higher - here, 0.0) / (0.1 * load.batch)
-    # the mean over a stay of a Poisson number of companions has a variance of two thirds of their number
-    tpot = Spread(0.0, beat.tpot_s, slope * np.sqrt(2.0 / 3.0 * load.batch * np.maximum(arrivals_cv2, 0.1)))
+    # the mean over a stay of a Poisson number of companions has a variance of two thirds of their number; as many
+    # prompts as there are companions come in that time, and more come where there are more companions
+    company = np.maximum(arrivals_cv2, 0.1) * load.batch
+    tpot = Spread(0.0, beat.tpot_s, slope * np.sqrt(2.0 / 3.0 * company) + np.sqrt(company) * extra_s / osl)
     ends = _end_to_end(site, ttft, tpot)
     return SteadyState(
         *ends,
@@ -384,7 +388,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
         osl=osl,
         kv_occupancy=load.batch / site.cap,
         feasible=feasible,
-        parts_s={"first step": floor, "waiting": rest + texts, "seats": seats + crowd, "burst": 0.0 * rest},
+        parts_s={"first step": steady, "waiting": crowd + texts, "seats": seats, "burst": 0.0 * steady},
     )
 
 
@@ -431,6 +435,22 @@ def _batch_at(site: Site, steps: Steps, rate: Array) -> Array:
         f_low = np.where(left, f, f_low * 0.5)
         low, high = np.where(left, middle, low), np.where(left, high, middle)
     return np.clip(low - f_low * (high - low) / np.where(f_high > f_low, f_high - f_low, 1.0), low, high)
+
+
+def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array) -> Spread:
+    """TTFT of an open loop from its mean: who arrives beside no other prompt waits for a step, the others for crowds.
+
+    Formula:  calm, with probability 1 - p, p = min(rate S, 1): C = L0 + f + (late + U) D + S(1) + out D, U uniform 0..1
+              crowded: C + a gamma wait that brings the mean to the given one, its deviation 0.9 of its mean
+    Assumes:  0.9 from the event simulator
+    Source:   derivation
+    """
+    r, decode = site.rules, beat.decode_s
+    least = r.front_s + r.request_s + (r.late + r.emit) * decode + together(beat.steps, 1.0, beat.per_step)
+    calm = np.minimum(least + 0.5 * decode, mean_s)
+    met = np.clip(rate * beat.step_s / beat.inside, 1e-3, 1.0)
+    wait = (mean_s - calm) / met
+    return Spread(calm, wait, 0.9 * wait, 1.0 - met, calm - 0.5 * decode, calm + 0.5 * decode)
 
 
 def _floor(beat: Rhythm, steady: Array) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ from roofline.deployment import Deployment
 from roofline.errors import InputError, RooflineError
 from roofline.parallel import Plan
 from roofline.precision import precision_named
-from roofline.serving.bands import online_band
+from roofline.serving.bands import ONLINE
 from roofline.serving.queueing import Spread, mixed_quantile
 from roofline.serving.recipes import stock_host
 from roofline.serving.steady import SteadyState, steady_state
@@ -97,8 +97,8 @@ def _predicted(row: Mapping[str, Any], models_dir) -> dict[str, Any]:
     first = _first_share(row, shares, prefixes)
     unseen = steady_state(where, **load) if np.any(first > 0) else state
     answers = _mixed(state, unseen, shares, first, osl, replicas)
-    low, high = online_band(where)
     for name in BANDED:
+        low, high = ONLINE[name]
         stem = name.removesuffix("_s")
         answers |= {f"{stem}_lo_s": answers[name] * low, f"{stem}_hi_s": answers[name] * high}
     full = np.asarray(state.saturated).any()
