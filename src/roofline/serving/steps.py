@@ -103,7 +103,7 @@ class StepTable:
 
     def decode(self, batch: Array, context: Array) -> Array:
         """Seconds of a step of `batch` decodes over `context` cached tokens each."""
-        return self.replayed(self.combined(self.tokens(batch) + self.fixed(batch, context)))
+        return self.replayed(self.combined(_sum(self.tokens(batch), self.fixed(batch, context))))
 
     def replayed(self, seconds: Array) -> Array:
         """Seconds of a step without prompts: where no graph holds it, the host launches its kernels one by one."""
@@ -118,7 +118,7 @@ class StepTable:
         batch = np.asarray(batch, float)
         lanes = self.head(batch) + self.host_sequence_s * batch
         if np.any(batch > 0):
-            lanes = lanes + np.where(batch > 0, self.attention(batch, context), 0.0)
+            lanes = _sum(lanes, _times(self.attention(batch, context), np.where(batch > 0, 1.0, 0.0)))
         return lanes
 
 
@@ -139,7 +139,7 @@ class Steps:
 
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
-        return self.table.replayed(self.table.combined(self.table.tokens(self.batch) + self.fixed))
+        return self.table.replayed(self.table.combined(_sum(self.table.tokens(self.batch), self.fixed)))
 
     def with_prompts_s(self, prompts: Array) -> Array:
         """Seconds of a step that `prompts` prompts join; a fraction is a chunk of a longer prompt, at its average cost.
@@ -148,9 +148,9 @@ class Steps:
                   graph_tokens pays neither t_layer nor launches
         """
         tokens = self.batch + prompts * self.new
-        lanes = self.table.tokens(tokens) + self.fixed
-        lanes = lanes + self.first * np.minimum(prompts, 1.0) + self.more * np.maximum(prompts - 1.0, 0.0)
-        seconds = self.table.combined(lanes)
+        first = _times(self.first, np.minimum(prompts, 1.0))
+        more = _times(self.more, np.maximum(prompts - 1.0, 0.0))
+        seconds = self.table.combined(_sum(self.table.tokens(tokens), self.fixed, first, more))
         return np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
 
 
@@ -230,6 +230,25 @@ def _waiting(deployment: Deployment, group: Sequences) -> Array:
         return 1.0
     stages = np.max([deployment.step(group, stage=s).total_s for s in range(pp)], axis=0)
     return np.maximum(pp * stages / deployment.step(group).total_s, 1.0)
+
+
+def _padded(lanes: np.ndarray, ndim: int) -> np.ndarray:
+    """Lanes with ones after the lane axis, so that their points broadcast with `ndim` axes of points."""
+    if lanes.shape[0] == 1 or lanes.ndim > ndim:
+        return lanes
+    return lanes.reshape(lanes.shape[:1] + (1,) * (ndim + 1 - lanes.ndim) + lanes.shape[1:])
+
+
+def _sum(*many: np.ndarray) -> np.ndarray:
+    """Lane by lane; the points broadcast."""
+    ndim = max(lanes.ndim for lanes in many) - 1
+    first, *rest = (_padded(lanes, ndim) for lanes in many)
+    return sum(rest, first)
+
+
+def _times(lanes: np.ndarray, x: Array) -> np.ndarray:
+    """Every lane times a number for each point."""
+    return _padded(lanes, np.ndim(x)) * x
 
 
 def _linear(table: np.ndarray, i: np.ndarray, share: np.ndarray) -> np.ndarray:
