@@ -170,9 +170,7 @@ def _absorb(batch, heads, head_dim, rank, w, peak, cold, bandwidth, sms, l2, *va
     rows = batch + c.padding * (ROW_TILE * np.ceil(batch / ROW_TILE) - batch)
     compute = 2.0 * heads * head_dim * rank * rows / (peak * c.compute_fraction)
     moved = heads * head_dim * rank * w + 2.0 * batch * heads * (head_dim + rank)
-    memory = moved / (
-        bandwidth * c.memory_fraction * warm_bandwidth(moved, l2, cold, c.warm_ratio, c.warm_l2_share)
-    )
+    memory = moved / (bandwidth * c.memory_fraction * warm_bandwidth(moved, l2, cold, c.warm_ratio, c.warm_l2_share))
     longest = np.maximum(compute, memory)
     joint = longest + c.blend * (np.cbrt(compute * compute * compute + memory * memory * memory) - longest)
     strided = batch * heads / sms * c.row_s

@@ -25,7 +25,9 @@ class PrefillConstants:
     launch_s: Array = 9.0e-6  # [s] the smallest call
     softmax_dims: Array = 35.0  # [-] exponentials and rescaling of a pair, as so many more elements of head_dim
     wide_fraction: Array = 0.85  # [-] of compute_fraction left at head_dim 256, where registers run short
-    tail: Array = 0.5  # [-] share of a part-filled last wave that is paid: 1 plain grid, 0 blocks of very unequal length
+    tail: Array = (
+        0.5  # [-] share of a part-filled last wave that is paid: 1 plain grid, 0 blocks of very unequal length
+    )
     overlap: Array = 1.5  # [-] norm that joins compute and memory: 1 one after the other, inf perfectly overlapped
     step_s: Array = 0.9e-6  # [s] per key tile of the longest block: the serial walk
     block_s: Array = 2.5e-6  # [s] one SM's time per block beyond its tiles
@@ -188,9 +190,7 @@ def _query_tiles(new):
     return tile, np.ceil(new / tile)
 
 
-def _finish(
-    batch, heads, width, tile, blocks, keys, seen, pairs, moved, fresh, peak, cold, bandwidth, sms, l2, values
-):
+def _finish(batch, heads, width, tile, blocks, keys, seen, pairs, moved, fresh, peak, cold, bandwidth, sms, l2, values):
     """Return the five fields of AttentionTerms from the keys that all and the last of the blocks see."""
     c = PrefillConstants(*values)
     paid = pairs + c.padding * (np.maximum(tile * keys, pairs) - pairs)
