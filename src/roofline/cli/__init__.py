@@ -13,13 +13,19 @@ from roofline.errors import RooflineError
 # command -> (module, one-line help): listed without importing what a command needs
 COMMANDS = {
     "estimate": ("estimate", "How fast, how large and how dear one deployment is, and why."),
+    "sweep": ("sweep", "Any set of inputs as lists: millions of points, the best, the frontier, files."),
+    "plan": ("plan", "The cheapest fleet that serves a traffic within latency objectives, and why."),
+    "levers": ("levers", "What would help most: every technique as a what-if, and what +10 % of each part brings."),
+    "compare": ("compare", "Lay predictions beside the files that benchmarks and engines write."),
     "speculate": ("speculate", "Does speculative decoding pay, with how many drafts, and up to which batch."),
+    "simulate": ("simulate", "Replay requests one by one: percentiles, queues, cache hits, preemptions."),
     "list": ("library", "List the hardware, models, engines or formats that are known."),
     "show": ("library", "Show one hardware, model or engine spec with its sources."),
     "import": ("library", "Turn a Hugging Face config.json (or GGUF) into a model spec in YAML."),
     "measure": ("measure", "Time real kernels and whole models on the device at hand."),
     "calibrate": ("calibrate", "Fit the constants of the cost model to measurements."),
     "validate": ("validate", "Predict measured tables and print the errors."),
+    "completion": ("completion", "Print the script that completes commands and options in your shell."),
 }
 
 
@@ -37,7 +43,7 @@ class Lazy(click.Group):
 
     def resolve_command(self, ctx, args):
         name = args[0] if args else ""
-        if name and not name.startswith("-") and name not in COMMANDS:
+        if name and not name.startswith("-") and name not in COMMANDS and not ctx.resilient_parsing:
             from roofline.errors import UnknownNameError
 
             raise UnknownNameError("command", name, list(COMMANDS), "see 'roofline --help'")

@@ -7,11 +7,11 @@ import sys
 
 import click
 
-from roofline.cli.options import deployment_options, load_options, usd_per_h
+from roofline.cli.options import MODEL, deployment_options, load_options, usd_per_h
 
 
 @click.command("estimate")
-@click.argument("model", default="llama-3.1-8b")
+@click.argument("model", type=MODEL, default="llama-3.1-8b")
 @deployment_options
 @load_options
 @click.option("--ops", type=click.Choice(("decode", "prefill", "both", "none")), default="decode", show_default=True,
@@ -19,8 +19,8 @@ from roofline.cli.options import deployment_options, load_options, usd_per_h
 @click.option("--sources", is_flag=True, help="List every source.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, in SI units.")
 @click.option("--csv", "as_csv", is_flag=True, help="The per-op tables as CSV.")
-def estimate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch, concurrency, rate,
-                     price, ops, sources, as_json, as_csv) -> None:  # fmt: skip
+def estimate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch, concurrency,
+                     rate, price, ops, sources, as_json, as_csv) -> None:  # fmt: skip
     """Does it fit, how fast, how dear, and why: one MODEL on some hardware, for one kind of request.
 
     MODEL is a name of 'roofline list models', a Hugging Face config.json or model folder, a GGUF file, a spec YAML,

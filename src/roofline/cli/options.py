@@ -30,17 +30,58 @@ class Tokens(click.ParamType):
 
 TOKENS = Tokens()
 
+
+class Names(click.ParamType):
+    """A text that names something in the library, which the shell can complete; files are allowed too."""
+
+    name = "text"
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def convert(self, value, param, ctx):
+        return value
+
+    def shell_complete(self, ctx, param, incomplete):
+        from click.shell_completion import CompletionItem
+
+        from roofline.errors import RooflineError
+
+        try:
+            found = [n for n in names_of(self.kind, ctx.params.get("specs")) if n.startswith(incomplete)]
+        except RooflineError:  # a broken specs folder must not break the shell
+            found = []
+        return [CompletionItem(n) for n in found] or [CompletionItem(incomplete, type="file")]
+
+
+def names_of(kind: str, specs: str | None = None) -> list[str]:
+    """What is known of a kind: model, hardware, engine or format."""
+    if kind == "engine":
+        from roofline.specs.engine import engine_names
+
+        return engine_names()
+    if kind == "format":
+        from roofline.precision import FORMATS
+
+        return list(FORMATS)
+    from roofline.specs import library
+
+    return library.names(kind, specs)
+
+
+MODEL, HARDWARE, ENGINE, FORMAT = (Names(kind) for kind in ("model", "hardware", "engine", "format"))
+
 # name, type, default, help
 _DEPLOYMENT = (
-    ("hw", str, "h100-sxm", "Hardware: a name of 'roofline list hardware', or a YAML."),
+    ("hw", HARDWARE, "h100-sxm", "Hardware: a name of 'roofline list hardware', or a YAML."),
     ("tp", int, 1, "Tensor-parallel ranks."),
     ("pp", int, 1, "Pipeline stages."),
     ("ep", int, 1, "Expert-parallel ranks among the tp x dp."),
     ("dp", int, 1, "Attention data-parallel groups of one replica."),
     ("cp", int, 1, "Context-parallel ranks."),
-    ("weights", str, None, "Weight format: bf16, fp8, nvfp4, int4, q4_k_m ...; default: the checkpoint's."),
-    ("kv", str, None, "KV-cache format: bf16, fp8 ...; default: what the engine does."),
-    ("engine", str, "vllm", "Engine profile; 'ideal' is the datasheet roofline."),
+    ("weights", FORMAT, None, "Weight format: bf16, fp8, nvfp4, int4, q4_k_m ...; default: the checkpoint's."),
+    ("kv", FORMAT, None, "KV-cache format: bf16, fp8 ...; default: what the engine does."),
+    ("engine", ENGINE, "vllm", "Engine profile; 'ideal' is the datasheet roofline."),
     ("specs", click.Path(), None, "Folder with your own hardware_specs/ and model_specs/."),
 )
 _LOAD = (
