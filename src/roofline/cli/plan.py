@@ -41,7 +41,7 @@ def prices_of(texts: tuple[str, ...]) -> dict[str, float]:
     """'h100-sxm=2.5' as {device: USD/h}."""
     out = {}
     for text in texts:
-        name, sign, value = text.partition("=")
+        name, _, value = text.partition("=")
         try:
             out[name.strip()] = float(value)
         except ValueError:
@@ -78,8 +78,8 @@ def prices_of(texts: tuple[str, ...]) -> dict[str, float]:
               help="Print the launch command that realises the plan.")  # fmt: skip
 @click.option("--specs", type=click.Path(), default=None, help="Folder with your own hardware_specs/, model_specs/.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, in SI units.")
-def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, peak, ttft, tpot, e2e, goodput, weights, kv,
-                 engine, price, tier, budget, spares, max_gpus, no_mix, no_disaggregation, cards, emit, specs,
+def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, peak, ttft, tpot, e2e, goodput, weights,
+                 kv, engine, price, tier, budget, spares, max_gpus, no_mix, no_disaggregation, cards, emit, specs,
                  as_json) -> None:  # fmt: skip
     """The cheapest fleet that serves MODEL within latency objectives, and why.
 

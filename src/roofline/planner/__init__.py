@@ -111,10 +111,11 @@ def plan(
     """The cheapest fleet that serves this traffic within the objective, and why.
 
     Args:     model: as in `estimate`; hw: allowed devices, None: every datacentre GPU with a price on record; traffic:
-              from `traffic(...)`; slo; weights, kv, engine: allowed formats and engines (None: the checkpoint's own, and
-              what the engine does); prices: {device: USD/h} in place of the price list's; tier: kind of provider;
+              from `traffic(...)`; slo; weights, kv, engine: allowed formats and engines (None: the checkpoint's own,
+              and what the engine does); prices: {device: USD/h} in place of the price list's; tier: kind of provider;
               budget_usd_per_h; spares: replicas that may be down (N + 1: 1), of each pool; max_gpus: of one replica;
-              mix: two kinds of replica may serve together; disaggregate: prefill and decode may have pools of their own
+              mix: two kinds of replica may serve together; disaggregate: prefill and decode may have pools of their
+              own
     Returns:  Recommendation
     Assumes:  requests are dealt to replicas in proportion to what they carry; prices are per device-hour
     Errors:   NoPlanError with the nearest alternative where nothing keeps the objective or the budget

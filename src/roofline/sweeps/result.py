@@ -208,7 +208,9 @@ class Sweep:
     def __repr__(self) -> str:
         axes = " x ".join(f"{name} ({len(values)})" for name, values in self.axes.items()) or "one point"
         left = int(np.count_nonzero(self.feasible))
-        told = f"; {self._reasons_text()}" if left < len(self) else ""
+        excluded = int(np.count_nonzero(self.reasons == 0)) - left
+        why = [f"{n:,} {text}" for text, n in self.why_not().items()] + ([f"{excluded:,} excluded"] if excluded else [])
+        told = f"; {', '.join(why)}" if why else ""
         return f"Sweep of {len(self):,} points: {axes}; {left:,} feasible{told}"
 
 

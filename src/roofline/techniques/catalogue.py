@@ -1,4 +1,4 @@
-"""Every technique that the model knows, as a what-if on a deployment: what it changes, and which of four costs it cuts."""
+"""Every technique that the model knows, as a what-if on a deployment, and which of four costs it cuts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,235 @@
+"""The launch command of an engine that realises a deployment, in the flags of the engine's own documentation.
+
+Flags as documented in 2026: vLLM `vllm serve --help` (docs.vllm.ai, engine arguments), SGLang server arguments
+(docs.sglang.io), TensorRT-LLM `trtllm-serve` and its LLM-API YAML (nvidia.github.io/TensorRT-LLM), llama.cpp
+`tools/server/README.md`, NVIDIA Dynamo backends (docs.nvidia.com/dynamo).
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from roofline.deployment import Deployment
+from roofline.errors import InfeasibleError, UnknownNameError
+from roofline.memory.footprint import limits
+
+GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command, the files it reads, and what has to be known about it."""
+
+    command: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)  # name -> text
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Files as here-documents, notes as comments, the command over several lines."""
+        out = [f"# {note}" for note in self.notes]
+        for name, content in self.files.items():
+            out += [f"cat > {shlex.quote(name)} <<'EOF'", content.rstrip("\n"), "EOF"]
+        return "\n".join([*out, wrapped(self.command)])
+
+
+def wrapped(command: tuple[str, ...]) -> str:
+    """A command with one option a line."""
+    parts: list[str] = []
+    for word in command:
+        quoted = shlex.quote(word)
+        if word.startswith("--") or not parts:
+            parts.append(quoted)
+        else:
+            parts[-1] += f" {quoted}"
+    return " \\\n  ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a launch asks the engine to prepare for."""
+
+    max_model_len: int
+    max_num_seqs: int | None = None  # None: the engine's own
+
+
+def hub_id(d: Deployment) -> str:
+    """The model as an engine loads it: its Hub name where one is on record."""
+    return next((alias for alias in d.model.aliases if "/" in alias), d.model.name)
+
+
+def _settings(d: Deployment, asked: Limits) -> tuple[int, int]:
+    """Sequences and tokens of a step."""
+    seqs, tokens = limits(d.engine.memory, d.accelerator.usable_bytes)
+    return int(asked.max_num_seqs or seqs), int(d.engine.scheduler.token_budget or tokens)
+
+
+def _narrow_kv(d: Deployment) -> bool:
+    return d.precision.kv.element_bytes < 1.5
+
+
+def _weights_note(d: Deployment, online: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Quantisation flags and notes for weights that differ from the published checkpoint."""
+    name = d.precision.name
+    if name == d.model.native:
+        return [], []
+    if name in online:
+        return ["--quantization", name], [
+            f"weights are quantised to {name} while loading; a calibrated checkpoint does better"
+        ]
+    return [], [f"point the model at a checkpoint quantised to {name}; the name below is the published one"]
+
+
+def _experts(d: Deployment) -> bool:
+    """Whether experts are dealt to all ranks; refuses what no engine does."""
+    ranks = d.plan.tp * d.plan.dp
+    if d.plan.ep not in (1, ranks):
+        raise InfeasibleError(
+            f"ep: engines deal experts to all {ranks} ranks of tp x dp or to none; ep {d.plan.ep} cannot be launched"
+        )
+    return d.plan.ep > 1
+
+
+def vllm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
+    """`vllm serve` for a replica, or for a worker of a prefill or decode pool."""
+    p, (seqs, tokens) = d.plan, _settings(d, asked)
+    quantised, notes = _weights_note(d, ("fp8", "int8"))
+    words = ["vllm", "serve", hub_id(d), "--tensor-parallel-size", str(p.tp)]
+    words += ["--pipeline-parallel-size", str(p.pp)] if p.pp > 1 else []
+    words += ["--data-parallel-size", str(p.dp)] if p.dp > 1 else []
+    words += ["--enable-expert-parallel"] if _experts(d) else []
+    words += ["--decode-context-parallel-size", str(p.cp)] if p.cp > 1 else []
+    words += quantised
+    words += ["--kv-cache-dtype", "fp8"] if _narrow_kv(d) else []
+    words += ["--max-model-len", str(asked.max_model_len), "--max-num-seqs", str(seqs)]
+    words += ["--max-num-batched-tokens", str(tokens)]
+    words += ["--gpu-memory-utilization", f"{d.engine.memory.utilisation:g}"]
+    if role != "replica":
+        words += ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}']
+        notes.append("a proxy sends each prompt to a prefill worker first, then to a decode worker (or use Dynamo)")
+    notes += _nodes(d, "with Ray, or --headless workers for data parallelism over nodes")
+    return Launch(tuple(words), notes=tuple(notes))
+
+
+def sglang(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
+    """`sglang.launch_server`; its tp counts all ranks, attention data parallelism divides them."""
+    p, (seqs, tokens) = d.plan, _settings(d, asked)
+    quantised, notes = _weights_note(d, ("fp8",))
+    words = ["python", "-m", "sglang.launch_server", "--model-path", hub_id(d), "--tp-size", str(p.tp * p.dp)]
+    words += ["--dp-size", str(p.dp), "--enable-dp-attention"] if p.dp > 1 else []
+    words += ["--ep-size", str(p.ep)] if _experts(d) else []
+    words += ["--pp-size", str(p.pp)] if p.pp > 1 else []
+    words += quantised
+    words += ["--kv-cache-dtype", "fp8_e4m3"] if _narrow_kv(d) else []
+    words += ["--context-length", str(asked.max_model_len), "--max-running-requests", str(seqs * p.dp)]
+    words += ["--chunked-prefill-size", str(tokens), "--mem-fraction-static", f"{d.engine.memory.utilisation:g}"]
+    if role != "replica":
+        words += ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
+        notes.append("router: python -m sglang_router.launch_router --pd-disaggregation --prefill URL --decode URL")
+    nodes = -(-p.gpus // GPUS_PER_NODE)
+    words += ["--nnodes", str(nodes), "--node-rank", "0", "--dist-init-addr", "HEAD:50000"] if nodes > 1 else []
+    if nodes > 1:
+        notes.append(f"run it on {nodes} nodes with --node-rank 0 to {nodes - 1}")
+    return Launch(tuple(words), notes=tuple(notes))
+
+
+def tensorrt_llm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
+    """`trtllm-serve` with the PyTorch backend and its YAML."""
+    p, (seqs, tokens) = d.plan, _settings(d, asked)
+    _, notes = _weights_note(d, ())
+    experts = _experts(d)
+    name = "config.yaml" if role == "replica" else f"{role}.yaml"
+    lines = [
+        f"enable_attention_dp: {str(p.dp > 1).lower()}",
+        f"enable_chunked_prefill: {str(d.engine.scheduler.chunked_prefill).lower()}",
+        "cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {seqs}",
+        "kv_cache_config:", f"  free_gpu_memory_fraction: {d.engine.memory.utilisation:g}",
+        f"  dtype: {'fp8' if _narrow_kv(d) else 'auto'}",
+    ]  # fmt: skip
+    if role != "replica":
+        lines += ["cache_transceiver_config:", "  backend: DEFAULT", f"  max_tokens_in_buffer: {asked.max_model_len}"]
+        lines += ["disable_overlap_scheduler: true"] if role == "prefill" else []
+        notes.append(
+            "then: trtllm-serve disaggregated -c disagg_config.yaml, with the URLs of context and generation servers"
+        )
+    words = ["trtllm-serve", hub_id(d), "--backend", "pytorch", "--tp_size", str(p.tp * p.dp)]
+    words += ["--ep_size", str(p.ep)] if experts else []
+    words += ["--pp_size", str(p.pp)] if p.pp > 1 else []
+    words += ["--max_batch_size", str(seqs), "--max_num_tokens", str(tokens), "--max_seq_len", str(asked.max_model_len)]
+    words += ["--extra_llm_api_options", name]
+    notes += _nodes(d, "under mpirun or srun (trtllm-llmapi-launch)")
+    return Launch(tuple(words), {name: "\n".join(lines) + "\n"}, tuple(notes))
+
+
+def llama_cpp(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
+    """`llama-server` with every layer on the devices; its context is shared by all slots."""
+    p = d.plan
+    if role != "replica":
+        raise InfeasibleError("llama.cpp has no prefill and decode pools; plan with --no-disaggregation")
+    if p.dp > 1 or p.ep > 1 or p.cp > 1:
+        raise InfeasibleError("llama.cpp has neither data, expert nor context parallelism; plan with tp or pp only")
+    slots = int(asked.max_num_seqs or max(d.engine.memory.max_num_seqs, 1))
+    fmt = d.precision.name
+    words = ["llama-server", "--model", f"{d.model.name}-{fmt.upper()}.gguf", "--n-gpu-layers", "999"]
+    words += ["--ctx-size", str(asked.max_model_len * slots), "--parallel", str(slots), "--flash-attn", "on"]
+    words += ["--split-mode", "row" if p.tp > 1 else "layer"] if p.gpus > 1 else []
+    words += ["--tensor-split", ",".join(["1"] * p.gpus)] if p.gpus > 1 else []
+    words += ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"] if _narrow_kv(d) else []
+    words += ["--batch-size", "2048", "--ubatch-size", "512"]
+    return Launch(tuple(words), notes=("the GGUF file is one quantised to " + fmt,))
+
+
+_DYNAMO = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
+
+
+def dynamo(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
+    """A Dynamo worker around the engine of the deployment; the frontend is one more command."""
+    if d.engine.name not in _DYNAMO:
+        raise InfeasibleError(f"dynamo runs {', '.join(_DYNAMO)}; this deployment is for {d.engine.name}")
+    inner = EMITTERS[d.engine.name](d, asked, role)
+    words = list(inner.command)
+    notes = [n for n in inner.notes if "proxy" not in n and "router:" not in n and "trtllm-serve disagg" not in n]
+    head = ["python", "-m", f"dynamo.{_DYNAMO[d.engine.name]}"]
+    if d.engine.name == "vllm":
+        words = [*head, "--model", words[2], *words[3:]]
+    elif d.engine.name == "sglang":
+        words = head + words[3:]
+    else:
+        p = d.plan
+        words = [*head, "--model-path", words[1], "--tensor-parallel-size", str(p.tp * p.dp)]
+        words += ["--expert-parallel-size", str(p.ep)] if p.ep > 1 else []
+        words += ["--pipeline-parallel-size", str(p.pp)] if p.pp > 1 else []
+        words += ["--max-batch-size", inner.command[inner.command.index("--max_batch_size") + 1]]
+        words += ["--max-num-tokens", inner.command[inner.command.index("--max_num_tokens") + 1]]
+        words += ["--max-seq-len", str(asked.max_model_len), "--extra-engine-args", next(iter(inner.files))]
+    if role != "replica" and d.engine.name != "sglang":
+        words += ["--disaggregation-mode", role]
+    notes.append("frontend, once: python -m dynamo.frontend --router-mode kv")
+    return Launch(tuple(words), inner.files, tuple(notes))
+
+
+def _nodes(d: Deployment, how: str) -> list[str]:
+    nodes = math.ceil(d.plan.gpus / GPUS_PER_NODE)
+    inside = d.plan.gpus <= max(d.accelerator.domain, GPUS_PER_NODE)
+    return [] if inside or nodes == 1 else [f"it spans {nodes} nodes: start it {how}"]
+
+
+EMITTERS: dict[str, Callable[..., Launch]] = {
+    "vllm": vllm, "sglang": sglang, "tensorrt-llm": tensorrt_llm, "llama.cpp": llama_cpp, "dynamo": dynamo,
+}  # fmt: skip
+
+
+def launch(d: Deployment, engine: str, asked: Limits, role: str = "replica") -> Launch:
+    """The launch of a deployment on an engine.
+
+    Args:     engine: vllm, sglang, tensorrt-llm, llama.cpp or dynamo; asked: lengths and sequences to prepare for;
+              role: replica, or prefill or decode for a worker of a pool
+    Returns:  Launch
+    Errors:   InfeasibleError where the engine cannot do what the deployment says
+    """
+    if engine not in EMITTERS:
+        raise UnknownNameError("engine to emit for", engine, EMITTERS)
+    return EMITTERS[engine](d, asked, role)
