@@ -25,6 +25,8 @@ from roofline.pricing.common import (
     timed,
 )
 
+# Experts on processors whose matrix units are not fed block by block: weights stream, nothing waits for blocks.
+STREAMED = MoeConstants(k_latency_s=0.0, block_s=0.0, expert_s=0.0, padding=0.0)
 ABSORBED = ("absorb_q", "absorb_v")  # per-head products of MLA, which have a kernel model of their own
 
 
@@ -49,8 +51,7 @@ def _absorbed(op: Gemm, machine: Machine) -> OpTime:
 
 def _plain(ops: list[Gemm], machine: Machine) -> list[OpTime]:
     """Plain matrix products; independent products (`batch`) run one after another inside one launch."""
-    kind = machine.accelerator.kind
-    default = GemmConstants() if kind.startswith(("gpu", "soc")) else UNTILED
+    default = GemmConstants() if _tiled(machine) else UNTILED
     found = [machine.constants("gemm", table_format(op.weight, machine), default) for op in ops]
     quantised = [_quantises(op, machine) for op in ops]
     shape = shape_of(ops[0])
@@ -75,6 +76,12 @@ def _plain(ops: list[Gemm], machine: Machine) -> list[OpTime]:
     return out
 
 
+def _tiled(machine: Machine) -> bool:
+    """Whether matrix units are fed block by block; Apple's GPUs stream vectors of weights at decode sizes instead."""
+    a = machine.accelerator
+    return a.kind.startswith(("gpu", "soc")) and not a.architecture.startswith("Apple")
+
+
 def _weight_bytes_per_el(op: Gemm) -> Array:
     """Bytes of a weight as far as they take time: what lies in the cache moves in `WARM_SHARE` of it."""
     return op.weight.element_bytes * (1.0 - (1.0 - WARM_SHARE) * op.cached)
@@ -97,7 +104,7 @@ def _moe(op: Experts, machine: Machine) -> OpTime:
     if fmt == "fp8_channel":  # runs in the kernels of block-scaled experts; per-tensor fp8 has kernels of its own
         fmt = "fp8_block"
     native = machine.accelerator.is_native(machine.operand(op.weight))
-    found = machine.kernels("moe", fmt, MoeConstants())
+    found = machine.kernels("moe", fmt, MoeConstants() if _tiled(machine) else STREAMED)
     terms, winner = fastest_moe_terms(
         [c.constants for c in found], op.tokens, op.hidden, op.inter, op.experts, op.top_k,
         chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), tp=op.tp, ep=op.ep, matrices=op.matrices,
