@@ -8,7 +8,7 @@ a few array evaluations over tabulated steps, so a point costs a microsecond.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Load:
     osl_ratio: Array  # shortest over longest output
     osl_longest: Array
     batch: Array  # sequences that decode together
+    padding: Array = 0.0  # mean number by which graphs are larger than the batch
 
     @property
     def context(self) -> Array:
@@ -101,7 +102,7 @@ def prompts_per_step(load: Load, r: Rules) -> Array:
 def step_kinds(table: StepTable, load: Load, r: Rules, fill: Array = 1.0) -> Steps:
     """The steps that carry prompts, beside `fill` of the decoding batch; of prompts-first engines: beside none."""
     batch = 1.0 + fill * (load.batch - 1.0) if r.mixed else 0.0
-    return table.beside(batch, load.context, load.new, load.past)
+    return table.beside(batch, load.context, load.new, load.past, load.padding if r.mixed else 0.0)
 
 
 def together(steps: Steps, prompts: Array, per_step: Array) -> Array:
@@ -172,7 +173,7 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
     b, osl, f = load.batch, load.osl, r.request_s
     g = prompts_per_step(load, r)
     steps = step_kinds(table, load, r)
-    decode = steps.decode_s() if r.mixed else table.decode(b, load.context)
+    decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
     base = decode if r.mixed else 0.0
     polled = r.poll * table.decode(1.0, load.context) if np.any(r.poll > 1) else 0.0
     fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
@@ -309,6 +310,7 @@ def steady_state(
     site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
     if concurrency is not None:
         return _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
+    site = replace(site, padding=(site.table.graph_batch - 1.0) / 2.0)
     return _open(site, np.asarray(rate_per_s, float), arrivals_cv2, deployment.plan.dp, fits >= 1.0)
 
 
@@ -322,11 +324,12 @@ class Site:
     outputs: Lengths
     cached: Array
     cap: Array
+    padding: float = 0.0  # a batch that comes and goes is, on average, padded by half the distance of two graphs
 
     def load(self, batch: Array) -> Load:
         """What `batch` such requests ask of it."""
-        new = np.maximum(self.prompts.mean - self.cached, 1.0)
-        return Load(new, self.cached, self.outputs.mean, self.outputs.ratio_min, self.outputs.longest, batch)
+        new, o = np.maximum(self.prompts.mean - self.cached, 1.0), self.outputs
+        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, self.padding)
 
 
 def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasible: Array) -> SteadyState:
@@ -405,7 +408,7 @@ def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
         steps = steps.at(load.batch, load.context)
         decode = base = steps.decode_s()
     else:
-        decode, base = site.table.decode(load.batch, load.context), 0.0
+        decode, base = site.table.decode(load.batch, load.context, load.padding), 0.0
     g = prompts_per_step(load, site.rules)
     few = np.minimum(1.0, g)
     one = steps.with_prompts_s(few)

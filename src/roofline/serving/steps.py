@@ -69,6 +69,7 @@ class StepTable:
     layers_s: float  # what the layers of a step with prompt tokens pay beside their kernels
     launch_s: float  # all kernels of a step launched one by one
     graph_tokens: float  # steps of at most so many tokens pay neither
+    graph_batch: float  # decode batches are padded to multiples of this
     decode_launch_s: float  # least time of a decode step: 0 where a graph holds its kernels
 
     def tokens(self, tokens: Array) -> Array:
@@ -101,17 +102,18 @@ class StepTable:
         """Seconds of a step with prompt tokens that no graph holds."""
         return np.maximum(seconds + self.layers_s, self.launch_s)
 
-    def decode(self, batch: Array, context: Array) -> Array:
-        """Seconds of a step of `batch` decodes over `context` cached tokens each."""
-        return self.replayed(self.combined(_sum(self.tokens(batch), self.fixed(batch, context))))
+    def decode(self, batch: Array, context: Array, padding: Array = 0.0) -> Array:
+        """Seconds of a step of `batch` decodes over `context` cached tokens each, its graph made for `padding` more."""
+        return self.replayed(self.combined(_sum(self.tokens(batch + padding), self.fixed(batch, context))))
 
     def replayed(self, seconds: Array) -> Array:
         """Seconds of a step without prompts: where no graph holds it, the host launches its kernels one by one."""
         return np.maximum(seconds, self.decode_launch_s + self.host_gap_s) if self.decode_launch_s else seconds
 
-    def beside(self, batch: Array, context: Array, new: Array, past: Array) -> Steps:
+    def beside(self, batch: Array, context: Array, new: Array, past: Array, padding: Array = 0.0) -> Steps:
         """Steps in which prompts of `new` tokens over `past` run beside `batch` decodes (0: alone)."""
-        return Steps(self, batch, self.fixed(batch, context), np.asarray(new, float), *self.prompts(new, past))
+        prompts = self.prompts(new, past)
+        return Steps(self, batch, self.fixed(batch, context), np.asarray(new, float), *prompts, padding)
 
     def fixed(self, batch: Array, context: Array) -> Array:
         """Lanes of what decodes add to a step beside their tokens."""
@@ -132,6 +134,7 @@ class Steps:
     new: Array
     first: Array  # lanes of a prompt's attention
     more: Array
+    padding: Array = 0.0  # tokens of a batch that a graph is made for but nobody sent
 
     def at(self, batch: Array, context: Array) -> Steps:
         """The same prompts beside another batch."""
@@ -139,7 +142,8 @@ class Steps:
 
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
-        return self.table.replayed(self.table.combined(_sum(self.table.tokens(self.batch), self.fixed)))
+        tokens = self.table.tokens(self.batch + self.padding)
+        return self.table.replayed(self.table.combined(_sum(tokens, self.fixed)))
 
     def with_prompts_s(self, prompts: Array) -> Array:
         """Seconds of a step that `prompts` prompts join; a fraction is a chunk of a longer prompt, at its average cost.
@@ -147,7 +151,7 @@ class Steps:
         Formula:  max(tokens(b + k x) + head(b) + attention + layers t_layer, launches t_launch); a step of at most
                   graph_tokens pays neither t_layer nor launches
         """
-        tokens = self.batch + prompts * self.new
+        tokens = self.batch + self.padding + prompts * self.new
         first = _times(self.first, np.minimum(prompts, 1.0))
         more = _times(self.more, np.maximum(prompts - 1.0, 0.0))
         seconds = self.table.combined(_sum(self.table.tokens(tokens), self.fixed, first, more))
@@ -203,6 +207,7 @@ def _tabulated(deployment: Deployment) -> StepTable:
         deployment.model.executed_layers * float(profile.mixed_layer_s),
         kernels * float(profile.launch_s) * launch_factor(deployment),
         float(profile.graph_tokens),
+        float(profile.graph_batch),
         0.0 if graphs else profile.launch_s * step_launches(x.op for x in deployment.step(every_one).times),
     )
 

@@ -135,6 +135,7 @@ class StepProfile(Block):
     launch_factors: dict[str, Factor] = Field(
         {}, description="launch_s is longer by these with a kind of attention in the model or on an architecture"
     )
+    graph_batch: Count = Field(1, description="decode batches are padded to multiples of this, as graphs are captured")
     graph_tokens: Count = Field(0, description="prompt steps of at most so many tokens run in a graph all the same")
 
 
