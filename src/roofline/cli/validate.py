@@ -120,6 +120,17 @@ def serving(truth, out, models) -> None:
     _run(truth, out, models, predict_serving, error_tables)
 
 
+@validate_command.command("speculation")
+@_OUT
+def speculation(out) -> None:
+    """Published speedups of speculative decoding: the project's own table."""
+    from roofline.validation.speculation import error_table, predict, read
+
+    found = predict(read())
+    _write(out, found)
+    _show("speedup of speculation, error by source", error_table(found))
+
+
 @validate_command.command("online")
 @_TRUTH
 @_OUT

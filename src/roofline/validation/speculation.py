@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from roofline.deployment import Deployment, deployment
+from roofline.errors import InputError
 from roofline.specs.engine import Engine, engine_named
 from roofline.specs.library import build
 from roofline.specs.refs import load_model
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
 
 
 def read(root: Path | None = None) -> pd.DataFrame:
-    """Every row of every source, with `source` and `counted`."""
+    """Every row of every source, with `source` and `counted`.
+
+    Errors: InputError where the folder is not there: an installed package has none
+    """
     import pandas as pd
 
     root = root or FOLDER / "speculative"
+    if not root.is_dir():
+        raise InputError("the validation tables are part of a checkout, not of the installed package")
     frames = []
     for path in sorted(root.glob("*/source.yaml")):
         source = build(Source, yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))
