@@ -476,7 +476,7 @@ def test_decode_utilization_on_the_cpu():
     from roofline.measure import measure_decode_utilization
 
     u = measure_decode_utilization("smollm2-135m", seconds=0.3, context=64, layers=4, device="cpu")
-    assert u.steps >= 1 and u.layers == 4 and 0 < u.mbu and 0 < u.mfu and u.nvml == {}
+    assert u.steps >= 1 and u.layers == 4 and 0 < u.mbu and 0 < u.mfu and set(u.sensors) <= {"interruptions_per_s"}
     assert u.tokens_per_s == pytest.approx(1 / u.step_s) and u.step_p10_s <= u.step_s <= u.step_p90_s
     assert u.predicted_mbu / u.mbu == pytest.approx(u.predicted_tokens_per_s / u.tokens_per_s)
     assert "measured" in str(u) and "MBU" in str(u)
@@ -503,3 +503,48 @@ def test_on_a_gpu(op, tmp_path):
     todo = cases("cuda", 40e9, quick=True, devices=1, only=(op,))[:4]
     frame = read_measurements(measure("cuda", out=tmp_path / "m.jsonl", todo=todo, quick=True))
     assert len(frame) and np.isfinite(frame["time_s"]).all()
+
+
+# Other work on the processor
+
+
+def test_interruptions_are_counted(monkeypatch):
+    from roofline.measure import interruptions
+
+    counts = iter([100, 160])
+    monkeypatch.setattr(interruptions, "_involuntary", lambda: next(counts))
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(interruptions.time, "perf_counter", lambda: next(clock))
+    with interruptions.Interruptions() as watch:
+        pass
+    assert watch.summary() == {"interruptions_per_s": 30.0}
+    monkeypatch.setattr(interruptions, "_involuntary", lambda: None)
+    monkeypatch.setattr(interruptions.time, "perf_counter", lambda: 0.0)
+    with interruptions.Interruptions() as watch:
+        pass
+    assert watch.summary() == {}
+
+
+def test_disturbed_rows_are_measured_again(tmp_path, fake_kernels):
+    class Watched(FakeDevice):
+        rate = 400.0
+
+        def watch(self):
+            from types import SimpleNamespace
+
+            class Watch(SimpleNamespace):
+                def __enter__(self):
+                    return self
+
+                def __exit__(self, *_):
+                    pass
+
+            return Watch(summary=lambda: {"interruptions_per_s": self.rate})
+
+    path = measure(Watched(lambda call: 2e-3), out=tmp_path / "m.jsonl", todo=GEMM[:1])
+    assert read_measurements(path)["disturbed"].all()
+    quiet = Watched(lambda call: 1e-3)
+    quiet.rate = 3.0
+    measure(quiet, out=path, todo=GEMM[:1], resume=True)
+    frame = read_measurements(path)
+    assert list(frame["time_s"]) == [1e-3] and not frame["disturbed"].any()  # the later row replaces the other

@@ -7,10 +7,10 @@ here, few constants pulled towards what they are expected to be.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import yaml
@@ -24,6 +24,10 @@ from roofline.kernels import decode, mla, prefill
 from roofline.kernels import gemm as gemm_kernels
 from roofline.kernels import moe as moe_kernels
 from roofline.kernels.chip import Chip
+from roofline.kernels.decode import DecodeConstants
+from roofline.kernels.gemm import GemmConstants
+from roofline.kernels.moe import MoeConstants
+from roofline.kernels.prefill import PrefillConstants
 from roofline.machine import Machine, machine
 from roofline.measure.identify import accelerator_of, empirical_spec
 from roofline.precision import format_named
@@ -34,11 +38,49 @@ from roofline.specs.library import build, hardware, locate, read_yaml
 if TYPE_CHECKING:
     import pandas as pd
 
-FEWEST = 8  # rows of one format under one engine; below, nothing is fitted
+FEWEST = 6  # rows of one format under one engine; below, nothing is fitted
 FOLDS = 5
 SIGMA = 1.5  # pull towards the start, in units of ln: a factor of 4.5 costs as much as one row that is off by 20 %
 FAR = 1e9  # in place of infinity, which YAML files may not hold
 BEYOND = 1.02  # [-] times faster than this share of the datasheet time are refused
+
+# Processors without tiles (CPU). Their kernels run on vector units, far below the matrix peak, and start a pool of
+# threads: the bounds that hold for GPUs would cut off what is measured.
+
+
+@dataclass(frozen=True, slots=True)
+class _UntiledGemm(GemmConstants):
+    BOUNDS: ClassVar = GemmConstants.BOUNDS | {"launch_s": (0.0, 1e-3)}
+
+
+@dataclass(frozen=True, slots=True)
+class _UntiledMoe(MoeConstants):
+    BOUNDS: ClassVar = MoeConstants.BOUNDS | {"launch_s": (1e-6, 1e-2)}
+
+
+@dataclass(frozen=True, slots=True)
+class _UntiledDecode(DecodeConstants):
+    BOUNDS: ClassVar = DecodeConstants.BOUNDS | {"compute_fraction": (1e-4, 1.0), "launch_s": (1e-6, 1e-3)}
+
+
+@dataclass(frozen=True, slots=True)
+class _UntiledPrefill(PrefillConstants):
+    BOUNDS: ClassVar = PrefillConstants.BOUNDS | {"compute_fraction": (1e-3, 1.0), "launch_s": (1e-6, 1e-3)}
+
+
+def _untiled(kind: type, like: Any, **start: float) -> tuple[Any, tuple[str, ...]]:
+    """Constants to begin from, and their names: rates and a fixed time, nothing of blocks and waves."""
+    values = {f.name: getattr(like, f.name) for f in fields(like)} | start
+    return kind(**{n: min(v, FAR) for n, v in values.items()}), tuple(n for n in start if n in kind.BOUNDS)
+
+
+_RATES = {"memory_fraction": 0.5, "compute_fraction": 0.5, "launch_s": 1e-5}
+UNTILED = {
+    "gemm": _untiled(_UntiledGemm, gemm_kernels.UNTILED, **_RATES),
+    "moe": _untiled(_UntiledMoe, moe_kernels.IDENTITY, blend=1.0, **_RATES),
+    "decode_attention": _untiled(_UntiledDecode, decode.IDENTITY, blend=1.0, **_RATES | {"compute_fraction": 0.02}),
+    "prefill_attention": _untiled(_UntiledPrefill, replace(prefill.IDENTITY, overlap=5.0), softmax_dims=30.0, **_RATES),
+}
 
 
 @dataclass(frozen=True)
@@ -191,19 +233,21 @@ def _gemm(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
         found = gemm.calibrate_gemm(rows, chip, peaks, date=subject.date, source=subject.source, folds=FOLDS)
         return _judged("gemm", [e for e in found if e.rows >= FEWEST], frame)
     groups = [f"{n:.0f}x{k:.0f}" for n, k in zip(x["n"], x["k"])]
-    start = replace(gemm_kernels.UNTILED, feed_ratio=FAR)
-    free = ("compute_fraction", "memory_fraction", "launch_s")
+    start, free = UNTILED["gemm"]
     cells = Cells("gemm", gemm.predicted_s, gemm.regimes, start, free, "(n, k)")
     return _cells(cells, frame, x, np.array(groups), subject)
 
 
 def _moe(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
-    if not subject.tiled:
-        return []
     rows = rows_of(frame)
     table = moe.Table(rows, subject.chip(cold), subject.peaks(sorted(set(frame["dtype"]))))
-    ideal = moe.predicted_s(moe_kernels.IDENTITY, moe.moe_columns(table))
-    frame = frame.assign(format=frame["dtype"], ideal_s=ideal, engine=frame["stack"])
+    x = moe.moe_columns(table)
+    frame = frame.assign(format=frame["dtype"], ideal_s=moe.predicted_s(moe_kernels.IDENTITY, x), engine=frame["stack"])
+    if not subject.tiled:
+        start, free = UNTILED["moe"]
+        layouts = frame[["hidden", "inter", "topk", "experts"]].astype(str).agg("/".join, axis=1)
+        cells = Cells("moe", moe.predicted_s, moe.regimes, start, free, "expert layout")
+        return _cells(cells, frame, x, layouts.to_numpy(), subject)
     found = moe.calibrate_moe(table, date=subject.date, source=subject.source)
     return _judged("moe", [e for e in found if e.rows >= FEWEST], frame)
 
@@ -276,19 +320,6 @@ def _cells(cells: Cells, frame: pd.DataFrame, x: Columns, groups: np.ndarray, su
     return out
 
 
-# Constants of a processor without tiles: rates and a fixed time, nothing of blocks and waves.
-_UNTILED_DECODE = replace(
-    decode.IDENTITY, feed_ratio=FAR, memory_fraction=0.3, compute_fraction=0.1, launch_s=1e-5, blend=1.0
-)
-_UNTILED_PREFILL = replace(
-    prefill.IDENTITY, overlap=5.0, memory_fraction=0.5, compute_fraction=0.3, launch_s=1e-5, softmax_dims=30.0
-)
-_UNTILED = {
-    "decode_attention": (_UNTILED_DECODE, ("memory_fraction", "compute_fraction", "launch_s")),
-    "prefill_attention": (_UNTILED_PREFILL, ("memory_fraction", "compute_fraction", "launch_s", "softmax_dims")),
-}
-
-
 def _softmax(model: attention.Model, ideal: Any) -> Callable[[pd.DataFrame, Subject, bool], list[Result]]:
     """The adapter of decode or prefill attention."""
 
@@ -301,7 +332,7 @@ def _softmax(model: attention.Model, ideal: Any) -> Callable[[pd.DataFrame, Subj
         if subject.tiled:
             found = attention.calibrate(model, rows, chip, peaks, date=subject.date, source=subject.source)
             return _judged(model.op, [e for e in found if e.rows >= FEWEST], frame)
-        start, free = _UNTILED[model.op]
+        start, free = UNTILED[model.op]
         cells = Cells(model.op, model.predicted_s, partial(attention.regimes, model), start, free, "head layout")
         layouts = frame[["heads", "kv_heads", "head_dim"]].astype(str).agg("/".join, axis=1)
         return _cells(cells, frame, x, layouts.to_numpy(), subject)

@@ -33,6 +33,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "decode_attention": {"window": 0},
     "gemm": {"act_quant_timed": 0},
 }
+MOST_QUIET = 0.5  # [-] share of an op's rows that must be undisturbed for the others to be left out
 TEXT = {"stack": "torch", "stack_version": "", "kernel": "any"}
 
 
@@ -109,7 +110,7 @@ def _csv(path: Path) -> dict[str, pd.DataFrame]:
 
 
 def _measured(path: Path) -> tuple[dict[str, pd.DataFrame], Mapping[str, Any]]:
-    """Rows of a measurement file whose op has a kernel model; the others are kept under their own names."""
+    """Rows of a measurement file by op, without those that other work disturbed unless too few are left."""
     from roofline.measure.records import read_measurements
 
     frame = read_measurements(path)
@@ -117,7 +118,8 @@ def _measured(path: Path) -> tuple[dict[str, pd.DataFrame], Mapping[str, Any]]:
     out = {}
     for op, rows in frame.groupby("op", sort=False):
         rows = rows.dropna(axis=1, how="all").assign(gpu=session["hardware"], cold=True)
-        out[str(op)] = rows.reset_index(drop=True)
+        quiet = rows[~rows["disturbed"]]
+        out[str(op)] = (quiet if len(quiet) >= MOST_QUIET * len(rows) else rows).reset_index(drop=True)
     return out, session
 
 

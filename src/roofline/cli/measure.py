@@ -50,7 +50,7 @@ def measure_command(device, quick, out, only, resume, hw, decode, seconds, batch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from roofline.measure import measure
-    from roofline.measure.records import read_records
+    from roofline.measure.records import disturbed, read_records
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, highlight=False)
@@ -64,15 +64,21 @@ def measure_command(device, quick, out, only, resume, hw, decode, seconds, batch
                 hw=hw, progress=show)  # fmt: skip
     records = read_records(out)
     session = [r for r in records if r["record"] == "session"][-1]
-    rows = sum(r["record"] == "row" for r in records)
+    again = {r["case"]: disturbed(r) for r in records if r["record"] == "row"}
     skipped = [r for r in records if r["record"] == "skipped"]
     known = session["hardware"] or "not in the library: its peaks will be the highest rates measured"
-    click.echo(f"{session['device']} ({known}): {rows} rows in {out}, {len(skipped)} cases not possible here")
+    click.echo(f"{session['device']} ({known}): {len(again)} rows in {out}, {len(skipped)} cases not possible here")
     for record in skipped[:5]:
         click.echo(f"  {record['case'][:70]}: {record['reason'][:120]}")
     if session["busy"]:
         click.echo(f"warning: {session['busy']}", err=True)
-    throttled = {reason for r in records if r["record"] == "row" for reason in r["nvml"].get("throttle", ())}
+    throttled = {reason for r in records if r["record"] == "row" for reason in r["sensors"].get("throttle", ())}
+    if sum(again.values()):
+        click.echo(
+            f"warning: other work disturbed {sum(again.values())} rows; --resume measures them again, calibration "
+            "leaves them out where it can",
+            err=True,
+        )
     if throttled:
         click.echo(f"warning: clocks were lowered during the run: {', '.join(sorted(throttled))}", err=True)
     click.echo(f"next: roofline calibrate {out} --spec my-device.yaml")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from roofline.errors import InputError
-from roofline.measure.nvml import Probe, driver_facts, nvml_probe
+from roofline.measure.interruptions import Interruptions
+from roofline.measure.nvml import Sampler, driver_facts, nvml_probe
 
 KINDS = ("auto", "cuda", "rocm", "mps", "cpu")
 EVICTED = 2.0  # [-] caches are evicted by reading this many times their size
@@ -93,9 +94,9 @@ class Device:
         """Memory of the device."""
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
-    def probe(self) -> Probe | None:
-        """A reader of the device's sensors, where there is one."""
-        return None
+    def watch(self) -> Sampler | Interruptions:
+        """A context that observes the device while something is timed; its `summary()` goes beside the row."""
+        return Interruptions()
 
     def facts(self) -> dict[str, Any]:
         """What a reader of the measurements has to know about where they come from."""
@@ -170,8 +171,8 @@ class GPU(Device):
     def memory_bytes(self) -> float:
         return float(self.properties.total_memory)
 
-    def probe(self) -> Probe | None:
-        return nvml_probe(self.index) if self.kind == "cuda" else None
+    def watch(self) -> Sampler:
+        return Sampler(nvml_probe(self.index) if self.kind == "cuda" else None)
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | (driver_facts(self.index) if self.kind == "cuda" else {})

@@ -12,6 +12,7 @@ from typing import Any
 
 from roofline.errors import InputError
 from roofline.files import write_atomically
+from roofline.measure.interruptions import DISTURBED
 
 VERSION = 1
 KINDS = ("session", "row", "skipped")
@@ -49,12 +50,19 @@ class Log:
         return len(before)
 
     def done(self) -> set[str]:
-        """Keys of the cases that were measured, or found impossible on this device."""
-        return {r["case"] for r in self.records if r["record"] in ("row", "skipped")}
+        """Keys of the cases that were measured undisturbed, or found impossible on this device."""
+        return {
+            r["case"] for r in self.records if r["record"] == "skipped" or (r["record"] == "row" and not disturbed(r))
+        }
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The measured rows."""
         return (r for r in self.records if r["record"] == "row")
+
+
+def disturbed(row: Mapping[str, Any]) -> bool:
+    """Whether other work took the processor away while a row was measured: it is measured again when resumed."""
+    return row["sensors"].get("interruptions_per_s", 0.0) > DISTURBED
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
@@ -94,15 +102,16 @@ def read_measurements(path: str | Path):
 
     records = read_records(path)
     sessions = [r for r in records if r["record"] == "session"]
-    rows = [r for r in records if r["record"] == "row"]
+    rows = list({r["case"]: r for r in records if r["record"] == "row"}.values())  # the last of each case
     dates = {s["session"]: s["date"] for s in sessions}
     flat = [
         {
             "op": r["op"],
             "case": r["case"],
+            "disturbed": disturbed(r),
             **r["shape"],
             **r["timing"],
-            **{f"nvml_{k}": v for k, v in r["nvml"].items()},
+            **{f"sensor_{k}": v for k, v in r["sensors"].items()},
         }
         | {"date": dates.get(r["session"], "")}
         for r in rows

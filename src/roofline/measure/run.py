@@ -15,7 +15,6 @@ from roofline.measure.collectives import time_collectives
 from roofline.measure.device import Device, busy, open_device
 from roofline.measure.identify import hardware_name
 from roofline.measure.kernels import KERNELS, Work
-from roofline.measure.nvml import Sampler
 from roofline.measure.records import Log
 from roofline.measure.timing import Timing, summary, time_calls
 from roofline.measure.transformer import RandomTransformer, enough_layers, truncated
@@ -88,22 +87,29 @@ def devices(where: Device) -> int:
 
 
 def _one(where: Device, case: Case, log: Log, session: int, accelerator: Accelerator | None, budget_s: float) -> None:
-    sampler = Sampler(where.probe())
+    watch = where.watch()
     try:
-        with sampler:
+        with watch:
             shape, timing = time_case(where, case, budget_s)
         check(case, shape, timing, accelerator, where.cache_bytes)
     except (RuntimeError, NotImplementedError, ValueError, RooflineError) as error:  # what torch raises for 'cannot'
         where_ = " ".join(str(error).split())[:300]
         log.add("skipped", {"case": case.key, "op": case.op, "session": session, "reason": where_})
         return
-    _add(log, case, shape, timing, session, sampler.summary())
+    _add(log, case, shape, timing, session, watch.summary())
 
 
-def _add(log: Log, case: Case, shape: dict, timing: Timing, session: int, nvml: dict) -> None:
+def _add(log: Log, case: Case, shape: dict, timing: Timing, session: int, sensors: dict) -> None:
     log.add(
         "row",
-        {"case": case.key, "op": case.op, "session": session, "shape": shape, "timing": timing.to_dict(), "nvml": nvml},
+        {
+            "case": case.key,
+            "op": case.op,
+            "session": session,
+            "shape": shape,
+            "timing": timing.to_dict(),
+            "sensors": sensors,
+        },
     )
 
 

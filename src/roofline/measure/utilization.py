@@ -14,7 +14,6 @@ from roofline.measure.ceilings import utilisation
 from roofline.measure.device import Device, open_device
 from roofline.measure.identify import accelerator_of, empirical_spec, hardware_name
 from roofline.measure.kernels import bandwidth, gemm, launch
-from roofline.measure.nvml import Sampler
 from roofline.measure.profile import torch_engine
 from roofline.measure.timing import time_calls
 from roofline.measure.transformer import RandomTransformer, truncated
@@ -47,7 +46,7 @@ class DecodeUtilization:
     predicted_mbu: float
     predicted_mfu: float
     evidence: str  # measured | transferred | datasheet: what stands behind the prediction
-    nvml: dict[str, Any]
+    sensors: dict[str, Any]  # what the device's own sensors said: NVML of an NVIDIA GPU
 
     @property
     def error(self) -> float:
@@ -61,7 +60,7 @@ class DecodeUtilization:
             ("MBU", f"{self.mbu:.1%}", f"{self.predicted_mbu:.1%}"),
             ("MFU", f"{self.mfu:.2%}", f"{self.predicted_mfu:.2%}"),
         ]
-        busy = self.nvml.get("gpu_utilisation")
+        busy = self.sensors.get("gpu_utilisation")
         if busy is not None:
             rows.append(("NVML utilisation", f"{busy:.0%}", "of the time some kernel ran"))
         head = (
@@ -104,7 +103,7 @@ def measure_decode_utilization(
     accelerator, is_ceiling = (hw, True) if isinstance(hw, Accelerator) else _accelerator(where, hw, dtype)
     runner = RandomTransformer(whole, where, batch=batch, context=context, dtype=dtype)
     graph = bool(where.graphs and not runner.data_dependent)
-    times, nvml = _decode(where, where.graphed(runner.decode) if graph else runner.decode, seconds)
+    times, sensors = _decode(where, where.graphed(runner.decode) if graph else runner.decode, seconds)
     step_s, low, high = (float(q) for q in np.quantile(times, (0.5, 0.1, 0.9)))
     where_run = Deployment(whole, accelerator, Plan(), precision_named(dtype), torch_engine(_launch_s(where, graph)))
     predicted = where_run.decode_step(float(batch), float(context - 1))
@@ -123,7 +122,7 @@ def measure_decode_utilization(
         steps=len(times), tokens_per_s=batch / step_s, step_s=step_s, step_p10_s=low, step_p90_s=high,
         mbu=shares[0] / step_s, mfu=shares[1] / step_s, predicted_tokens_per_s=batch / expected_s,
         predicted_mbu=shares[0] / expected_s, predicted_mfu=shares[1] / expected_s, evidence=predicted.evidence,
-        nvml=nvml,
+        sensors=sensors,
     )  # fmt: skip
 
 
@@ -144,11 +143,11 @@ def _decode(where: Device, call: Any, seconds: float) -> tuple[list[float], dict
         call()
     where.synchronize()
     times: list[float] = []
-    with Sampler(where.probe()) as sampler:
+    with where.watch() as watch:
         begin = time.perf_counter()
         while not times or time.perf_counter() - begin < seconds:
             times += where.samples([call], cold=False)
-    return times, sampler.summary()
+    return times, watch.summary()
 
 
 def _accelerator(where: Device, hw: str | None, dtype: str) -> tuple[Accelerator, bool]:
