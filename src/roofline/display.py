@@ -56,7 +56,7 @@ def renderables(e: Estimate, ops: str = "decode", sources: bool = False) -> list
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(str(e.deployment), style="bold"), Text(_load(e))]
+    parts: list[RenderableType] = [Text(str(e.deployment), style="bold"), Text(load_text(e))]
     parts += [Text(("! " if i == 0 else "  ") + text, style="bold red") for i, text in enumerate(e.violations)]
     answers = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in answer_rows(e):
@@ -74,7 +74,7 @@ def renderables(e: Estimate, ops: str = "decode", sources: bool = False) -> list
     return parts
 
 
-def _load(e: Estimate) -> str:
+def load_text(e: Estimate) -> str:
     cached = f", {e.cached:.0f} of them cached" if e.cached else ""
     many = "1 request" if e.batch == 1 else f"{e.batch:.0f} requests"
     how = {"static batch": "alone" if e.batch == 1 else "started together", "closed loop": "always in flight"}.get(
@@ -186,7 +186,7 @@ def to_html(e: Estimate) -> str:
     wrong = "".join(f"<p style='color:#b00'><b>{escape(v)}</b></p>" for v in e.violations)
     notes = "".join(f"<li>{escape(s)}</li>" for s in [*e.sources, "not modelled: " + "; ".join(e.not_modelled)])
     return (
-        f"<h4>{escape(str(e.deployment))}</h4><p>{escape(_load(e))}</p>{wrong}"
+        f"<h4>{escape(str(e.deployment))}</h4><p>{escape(load_text(e))}</p>{wrong}"
         + table(["", "value (80 % band)", ""], [list(r) for r in answer_rows(e)])
         + "<details><summary>decode step, per op</summary>"
         + table(["op", "count", "GFLOP", "GB", "FLOP/B", "time", "share", "bound"], ops)
