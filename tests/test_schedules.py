@@ -257,6 +257,15 @@ def test_prompts_fill_stages_by_micro_batches_and_chunks():
     )
 
 
+def test_chunks_attend_to_what_came_before_and_only_the_last_has_logits():
+    """On one stage the chunks of a prompt do the arithmetic of the whole prompt, one head product included."""
+    run = deployment("llama-3.1-8b", "h100-sxm", engine="ideal")
+    cut = prefill_pipelined(run, batch=1.0, isl=32768.0, chunks=8, cached=4096.0)
+    whole = float(run.prefill_step(1.0, 32768.0, 4096.0).total_s)
+    assert float(cut.total_s) == pytest.approx(whole, rel=0.002)
+    assert float(cut.bubble) == pytest.approx(0.0)
+
+
 def test_prefill_over_stages_refuses_what_cannot_be_cut():
     run = deployment("llama-3.1-8b", "h100-sxm", pp=2)
     with pytest.raises(InputError, match="more than there are prompts"):

@@ -258,6 +258,25 @@ def test_over_pipeline_stages_and_data_parallel_ranks():
     assert float(staged.verify_s) > float(speculate(one, drafter, batch=1.0, **ask).verify_s)
 
 
+def test_heads_run_over_all_tokens_that_were_accepted():
+    """At batch 512 the first pass of a head is longer the more tokens the verification before it yielded."""
+    target = deployment("llama-3.1-8b", "h100-sxm", engine="ideal")
+    head, ask = eagle(target.model), {"context": 200.0, "batch": 512.0, "drafts": 4.0}
+    few, many = (float(speculate(target, head, tokens=t, **ask).draft_s) for t in (1.0, 5.0))
+    assert many > 1.1 * few
+    draft = drafter_named("llama-3.2-1b", target)  # has seen its own drafts already
+    few, many = (float(speculate(target, draft, tokens=t, **ask).draft_s) for t in (1.0, 5.0))
+    assert many == few
+
+
+def test_heads_run_on_one_pipeline_stage():
+    """A head hands nothing over: its pass is that of the same replica without stages."""
+    staged, whole = (deployment("llama-3.1-8b", "h100-sxm", pp=pp, engine="ideal") for pp in (4, 1))
+    head, ask = eagle(whole.model), {"context": 200.0, "batch": 8.0, "drafts": 4.0, "tokens": 2.0}
+    assert float(speculate(staged, head, **ask).draft_s) == float(speculate(whole, head, **ask).draft_s)
+    assert head.weight_bytes(staged) == head.weight_bytes(whole)
+
+
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
@@ -396,6 +415,10 @@ def test_drafters_take_room_from_sequences(dense):
         for d in (PromptLookup(), eagle(dense.model), drafter_named("llama-3.2-1b", dense))
     )
     assert alone > headed > beside > 0
+    pool, model = dense.footprint(2000.0).tightest.kv_pool, dense.model
+    head = eagle(model)
+    held = model.kv_bytes_per_sequence(2004.0) + head.kv_bytes(dense, 2004.0)
+    assert headed == np.floor((float(pool) - head.weight_bytes(dense)) / float(held))
     big = deployment("llama-3.1-70b", "h100-sxm")  # does not even fit by itself
     assert float(most_sequences(big, PromptLookup(), **ask)) == 0.0
 

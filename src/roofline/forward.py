@@ -68,7 +68,7 @@ def step_ops(
     for loops, count, found in runs:
         ops += [replace(op, count=op.count * count * loops, **_cached(op, loops, looped, llc_bytes)) for op in found]
     ops += _handover(model, tokens, plan, stage)
-    if last:
+    if last and np.any(np.asarray(logits) > 0):  # a chunk that does not end its prompt needs no head
         ops += head_ops(model, logits, plan, precision)
     return ops
 
