@@ -6,10 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roofline.errors import UnknownNameError
+from roofline.errors import InputError, UnknownNameError
 from roofline.report.kinds import KINDS
 
 if TYPE_CHECKING:
+    from roofline.estimates import Estimate
     from roofline.report.style import Picture
 
 
@@ -35,6 +36,7 @@ def plot(
     record = module.of(subject, **options)
     with drawing(how) as picture:
         module.draw(picture, how, record)
+        picture.caption = module.caption(record)
     if out is not None:
         picture.save(out)
     return picture
@@ -45,3 +47,27 @@ def figure_module(kind: str):
     if kind not in KINDS:
         raise UnknownNameError("figure", kind, list(KINDS), "see 'roofline plot --help'")
     return import_module(f"roofline.report.figures.{kind}")
+
+
+def write_report(e: Estimate, path: str | Path, **options: Any) -> Path:
+    """Write a self-contained page about an estimate to `path`: .html, or .pdf where a Chromium is installed.
+
+    Args:     options: of `html_page`: command, question, figures, options, date
+    Errors:   InputError for other endings, a missing folder or a missing browser
+    """
+    from roofline.files import write_atomically
+    from roofline.report.page import html_page
+
+    path = Path(path)
+    ending = path.suffix.lower()
+    if ending not in (".html", ".htm", ".pdf"):
+        raise InputError(f"'{path}': reports are written as .html or .pdf")
+    if not path.parent.is_dir():
+        raise InputError(f"'{path}': there is no folder '{path.parent}'")
+    text = html_page(e, **options)
+    if ending == ".pdf":
+        from roofline.report.pdf import write_pdf
+
+        return write_pdf(text, path)
+    write_atomically(path, text)
+    return path

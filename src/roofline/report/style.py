@@ -8,6 +8,7 @@ so that one SVG serves both where a page gives these four as variables (`themed_
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -173,7 +174,9 @@ def look(theme: str | Theme = "light", size: str | Size = "slide") -> Look:
 
 
 class Picture(Figure):
-    """A matplotlib figure that shows itself in a notebook and knows how to be written, without pyplot's global state."""
+    """A matplotlib figure that shows itself in a notebook and can be written, without pyplot's global state."""
+
+    caption: str = ""  # what it shows, in words
 
     def save(self, path: str | Path) -> Path:
         """Write it as PNG, SVG or PDF, by the ending of `path`."""
@@ -214,7 +217,7 @@ def drawing(how: Look) -> Iterator[Picture]:
 
 
 def title(figure: Picture, how: Look, text: str, below: str = "") -> None:
-    """A bold line that says what is to be seen, and muted ones that say of what; wrapped to the width, above the axes."""
+    """A bold line that says what is to be seen, and muted ones that say of what, wrapped and above the axes."""
     height = how.size.height * 72.0
     points = 1.12 * how.size.text
     y = 0.7 * how.size.text
@@ -259,7 +262,8 @@ def label_points(
             note.set_position((across * distance * size, up * distance * size))
             note.set_ha({1: "left", 0: "center", -1: "right"}[int(np.sign(across))])
             note.set_va({1: "bottom", 0: "center", -1: "top"}[int(np.sign(up))])
-            box = Text.get_window_extent(note, renderer).padded(2.0)
+            note.update_positions(renderer)
+            box = Text.get_window_extent(note, renderer).padded(2.0)  # the text without its line
             inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
             if inside and not any(box.overlaps(other) for other in blocked):
                 blocked.append(box)
@@ -268,6 +272,14 @@ def label_points(
         else:
             note.remove()
     return placed
+
+
+def boxes_around(axes: Axes, points: Iterable[tuple[float, float]], reach: Iterable[float] | float) -> list[Bbox]:
+    """Boxes on the page around points of settled axes, `reach` points to every side."""
+    points = np.asarray(list(points), float).reshape(-1, 2)
+    pixels = axes.transData.transform(points)
+    sides = np.broadcast_to(np.asarray(reach, float) * axes.figure.dpi / 72.0, (len(points),))
+    return [Bbox.from_extents(x - r, y - r, x + r, y + r) for (x, y), r in zip(pixels, sides)]
 
 
 # Directions in which a label may lie from its point, the better ones first.
@@ -370,13 +382,16 @@ def spread(values: Iterable[float], gap: float) -> np.ndarray:
     return out
 
 
+_COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
+
+
 def themed_svg(picture: Picture, prefix: str, label: str) -> str:
     """A picture (drawn with the light theme) as inline SVG whose paper, ink, muted and grid are CSS variables.
 
     Args:     prefix: makes ids unique in a page; label: what a screen reader says
     """
     text = picture.encoded("svg").decode()
-    text = text[text.index("<svg") :]
+    text = _COMMENT.sub("", text[text.index("<svg") :])  # comments repeat what the glyphs spell
     for name in ("paper", "ink", "muted", "grid"):
         text = text.replace(getattr(LIGHT, name), f"var(--{name})")
     for old in ('id="', 'href="#', "url(#"):

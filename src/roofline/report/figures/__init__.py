@@ -1,1 +1,1 @@
-"""One module a figure: `of` turns a subject into a record of numbers, `draw` draws the record, `caption` puts it in words."""
+"""One module a figure: `of` makes a record of numbers, `draw` draws it, `caption` puts it in words."""

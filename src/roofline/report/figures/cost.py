@@ -36,7 +36,7 @@ def of(
     if isinstance(subject, Recommendation):
         return _of_plan(subject)
     if not isinstance(subject, Estimate):
-        raise InputError(f"the cost frontier is drawn of an Estimate, a Sweep or a plan, not a {type(subject).__name__}")
+        raise InputError(f"costs are drawn of an Estimate, a Sweep or a plan, not of a {type(subject).__name__}")
     e, d = subject, subject.deployment
     devices = [(d.accelerator, e.usd_per_h)]
     for name in others:
@@ -51,13 +51,13 @@ def of(
             tried = layouts(e, d.with_(accelerator=accelerator), max_gpus)
         except RooflineError:  # the plan cannot be cut on this device
             tried = []
-        each = [layout_curve(e, where, label, "usd_per_mtok", usd_per_h) for where, label in tried]
+        each = [layout_curve(e, where, label, "usd_per_mtok", usd_per_h) for label, where in tried]
         if each and len(devices) > 1:
             curves.append(lowest(each, f"{accelerator.name}, {usd_per_h:.2f} USD/h"))
         else:
             curves += each
     names = ", ".join(a.name for a, _ in devices)
-    about = f"{shared._what(d)} on {names}, {shared._lengths(e)}"
+    about = f"{shared.about_formats(d)} on {names}, {shared.about_lengths(e)}"
     head = "Cost against speed, by device" if len(devices) > 1 else f"Cost against speed, by layout of {names}"
     return Frontier(about, head, GAIN, False, strongest(curves, False), slo_ttft_s, slo_tpot_s)
 

@@ -11,7 +11,19 @@ from roofline.display import number
 from roofline.errors import InputError
 from roofline.estimates import Estimate
 from roofline.ops import Experts
-from roofline.report.style import BLUE, DASHES, GREEN, ORANGE, Look, Picture, counted, legend, logarithmic, prefixed, title
+from roofline.report.style import (
+    BLUE,
+    DASHES,
+    GREEN,
+    ORANGE,
+    Look,
+    Picture,
+    counted,
+    legend,
+    logarithmic,
+    prefixed,
+    title,
+)
 from roofline.units import format as quantity
 
 

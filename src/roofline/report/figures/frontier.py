@@ -15,7 +15,22 @@ from roofline.errors import InputError
 from roofline.estimates import Estimate
 from roofline.planner.layouts import obstacle, plans
 from roofline.report.style import (
-    DASHES, GREEN, MARKERS, SERIES, Look, Picture, counted, label_points, legend, logarithmic, plain, settle, title,
+    DASHES,
+    GREEN,
+    MARKERS,
+    ON_DARK,
+    ON_LIGHT,
+    SERIES,
+    Look,
+    Picture,
+    boxes_around,
+    counted,
+    label_points,
+    legend,
+    logarithmic,
+    plain,
+    settle,
+    title,
 )  # fmt: skip
 from roofline.serving.steady import steady_state
 from roofline.sweeps import Sweep
@@ -79,34 +94,34 @@ def of(
     if not isinstance(subject, Estimate):
         raise InputError(f"the frontier is drawn of an Estimate or a Sweep, not of a {type(subject).__name__}")
     d = subject.deployment
-    curves = [
-        layout_curve(subject, where, label, "tokens_per_s_gpu") for where, label in layouts(subject, d, max_gpus)
-    ]
-    about = f"{_what(d)} on {d.accelerator.name}, {_lengths(subject)}"
+    tried = layouts(subject, d, max_gpus)
+    curves = [layout_curve(subject, where, label, "tokens_per_s_gpu") for label, where in tried]
+    about = f"{about_formats(d)} on {d.accelerator.name}, {about_lengths(subject)}"
     return Frontier(
         about, "Throughput against speed, by layout", "Output tokens/s per GPU", True, strongest(curves),
         slo_ttft_s, slo_tpot_s,
     )  # fmt: skip
 
 
-def _what(d: Deployment) -> str:
+def about_formats(d: Deployment) -> str:
     kv = "" if d.precision.kv.name == "bf16" else f", {d.precision.kv.name} KV"
     return f"{d.model.name} {d.precision.name}{kv}, {d.engine.name}"
 
 
-def _lengths(e: Estimate) -> str:
+def about_lengths(e: Estimate) -> str:
     cached = f" ({number(e.cached)} cached)" if e.cached else ""
     return f"{number(e.isl)} tokens in{cached}, {number(e.osl)} out"
 
 
-def layouts(e: Estimate, d: Deployment, max_gpus: int) -> list[tuple[Deployment, str]]:
+def layouts(e: Estimate, d: Deployment, max_gpus: int) -> list[tuple[str, Deployment]]:
     """The deployment itself and other layouts of the model on the same device that fit, smallest first."""
     found = {str(d.plan): d} if d.footprint(e.isl + e.osl).fits else {}
     for plan in plans(d.model, d.accelerator, max(max_gpus, d.plan.gpus)):
         where = d.with_(plan=plan)
         if str(plan) not in found and obstacle(where, e.isl + e.osl) is None:
             found[str(plan)] = where
-    return [(w, "1 GPU" if w.plan.gpus == 1 else name) for name, w in sorted(found.items(), key=lambda x: x[1].plan.gpus)]
+    by_size = sorted(found.items(), key=lambda item: item[1].plan.gpus)
+    return [("1 GPU" if w.plan.gpus == 1 else name, w) for name, w in by_size]
 
 
 def layout_curve(e: Estimate, where: Deployment, label: str, gain: str, usd_per_h: float = float("nan")) -> Curve:
@@ -211,8 +226,8 @@ def draw(figure: Picture, how: Look, f: Frontier) -> None:
     axes.set_ylabel(f.gain)
     if f.slo_tpot_s is not None:
         edge = 1.0 / f.slo_tpot_s
-        axes.add_patch(Rectangle((edge, low_y), max(high_x - edge, 0.0), high_y - low_y, facecolor=GREEN, alpha=0.13,
-                                 zorder=0.5, edgecolor="none"))  # fmt: skip
+        box = Rectangle((edge, low_y), max(high_x - edge, 0.0), high_y - low_y, facecolor=GREEN, alpha=0.13, zorder=0.5)
+        axes.add_patch(box)
         axes.axvline(edge, color=GREEN, linewidth=1.6, zorder=1)
     _, front = pareto(f.curves, f.larger_is_better)
     axes.plot(front[:, 0], front[:, 1], color=how.theme.muted, linewidth=0.55 * how.size.text, alpha=0.4,
@@ -220,11 +235,12 @@ def draw(figure: Picture, how: Look, f: Frontier) -> None:
     for i, curve in enumerate(f.curves):
         colour, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
         axes.plot(curve.per_user, curve.gain, color=colour, linestyle=DASHES[i % len(DASHES)], zorder=2)
-        good = f.kept(curve) if f.slo_ttft_s is None else curve.ttft_s <= f.slo_ttft_s
+        good = np.full(curve.ttft_s.shape, True) if f.slo_ttft_s is None else curve.ttft_s <= f.slo_ttft_s
         every = slice(None, None, 3 if how.narrow else 2)
         for mask, face in ((good, colour), (~good, how.theme.paper)):
-            axes.scatter(curve.per_user[every][mask[every]], curve.gain[every][mask[every]], marker=marker,
-                         s=2.6 * how.size.text, facecolors=face, edgecolors=colour, linewidths=1.2, zorder=3)  # fmt: skip
+            some = mask[every]
+            axes.scatter(curve.per_user[every][some], curve.gain[every][some], marker=marker, s=2.6 * how.size.text,
+                         facecolors=face, edgecolors=colour, linewidths=1.2, zorder=3)  # fmt: skip
     handles = [
         Line2D([], [], color=SERIES[i % len(SERIES)], linestyle=DASHES[i % len(DASHES)],
                marker=MARKERS[i % len(MARKERS)], markersize=0.42 * how.size.text, label=c.label)
@@ -234,8 +250,9 @@ def draw(figure: Picture, how: Look, f: Frontier) -> None:
     if f.slo_tpot_s is not None:
         handles.append(Patch(facecolor=GREEN, alpha=0.25, label=f"TPOT up to {seconds(f.slo_tpot_s)}"))
     if f.slo_ttft_s is not None:
-        handles.append(Line2D([], [], linestyle="", marker="o", markerfacecolor=how.theme.paper,
-                              markeredgecolor=how.theme.muted, label=f"hollow: TTFT over {seconds(f.slo_ttft_s)}"))  # fmt: skip
+        hollow = {"markerfacecolor": how.theme.paper, "markeredgecolor": how.theme.muted}
+        text = f"hollow: TTFT over {seconds(f.slo_ttft_s)}"
+        handles.append(Line2D([], [], linestyle="", marker="o", label=text, **hollow))
     legend(figure, how, handles)
     settle(figure)
     _mark_best(axes, how, f)
@@ -246,7 +263,8 @@ def _mark_best(axes, how: Look, f: Frontier) -> None:
         return
     curve, i = f.best
     x, y = curve.per_user[i], curve.gain[i]
-    axes.plot([x], [y], marker="*", markersize=1.5 * how.size.text, color="#ffffff", markeredgecolor="#111111",
+    axes.plot([x], [y], marker="*", markersize=1.5 * how.size.text, color=ON_DARK, markeredgecolor=ON_LIGHT,
               markeredgewidth=1.3, linestyle="", zorder=6)  # fmt: skip
     text = f"{curve.label}, {number(curve.load[i])} in flight\n{number(y)} at {number(x)} tok/s"
-    label_points(axes, how, [(text, (x, y))], fontweight="bold")
+    others = [point for c in f.curves for point in zip(c.per_user, c.gain)]
+    label_points(axes, how, [(text, (x, y))], boxes_around(axes, others, 0.2 * how.size.text), fontweight="bold")

@@ -13,7 +13,19 @@ from roofline.errors import InfeasibleError, InputError
 from roofline.estimates import Estimate
 from roofline.memory.footprint import ROWS
 from roofline.report.style import (
-    BLUE, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Look, Picture, legend, settle, text_on, title,
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+    Look,
+    Picture,
+    legend,
+    settle,
+    text_on,
+    title,
 )  # fmt: skip
 
 GIB = 2.0**30
@@ -146,13 +158,11 @@ def draw(figure: Picture, how: Look, m: Memory) -> None:
         axes.annotate(text, (x, y), ha="center", va="center", fontsize=how.small, color=colour, zorder=6)
     for y, stack in enumerate(m.stacks):
         visible = stack.visible_bytes / GIB
-        end = visible + stack.missing_bytes / GIB
-        note = f"{visible:.1f} GiB visible\n{stack.remark}"
+        text, at = f"{visible:.1f} GiB visible\n{stack.remark}", (visible + stack.missing_bytes / GIB, y)
+        place = {"xytext": (8, 0), "va": "center", "linespacing": 1.2}
+        colour = VERMILLION if stack.remark == "does not fit" else how.theme.ink
         if how.narrow:
-            axes.annotate(f"{stack.remark} in {visible:.1f} GiB", (visible, y - 0.33), xytext=(0, 2), ha="right", va="bottom",
-                          textcoords="offset points", fontsize=how.small * 0.95, color=how.theme.muted,
-                          ).set_in_layout(False)  # fmt: skip
-        else:
-            axes.annotate(note, (end, y), xytext=(8, 0), textcoords="offset points", va="center", fontsize=how.small,
-                          linespacing=1.2, color=VERMILLION if stack.remark == "does not fit" else how.theme.ink,
-                          ).set_in_layout(False)  # fmt: skip
+            text, at = f"{stack.remark} in {visible:.1f} GiB", (visible, y - 0.33)
+            place, colour = {"xytext": (0, 2), "va": "bottom", "ha": "right"}, how.theme.muted
+        note = axes.annotate(text, at, textcoords="offset points", fontsize=0.97 * how.small, color=colour, **place)
+        note.set_in_layout(False)

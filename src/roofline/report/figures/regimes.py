@@ -13,7 +13,19 @@ from roofline.display import number, seconds
 from roofline.errors import InputError
 from roofline.estimates import Estimate
 from roofline.regimes import REGIMES, regime_of
-from roofline.report.style import PART_COLOURS, Look, Picture, counted, halo, legend, logarithmic, settle, title
+from roofline.report.style import (
+    ON_DARK,
+    ON_LIGHT,
+    PART_COLOURS,
+    Look,
+    Picture,
+    counted,
+    halo,
+    legend,
+    logarithmic,
+    settle,
+    title,
+)  # fmt: skip
 
 BATCHES = np.geomspace(1, 4096, 97)
 CONTEXTS = np.geomspace(256, 1_048_576, 97)
@@ -81,12 +93,12 @@ def draw(figure: Picture, how: Look, r: RegimeMap) -> None:
     counted(axes.xaxis)
     counted(axes.yaxis)
     batch, context, _ = r.here
-    axes.plot([batch], [context], marker="*", markersize=1.3 * how.size.text, color="#ffffff", markeredgecolor="#111111",
+    axes.plot([batch], [context], marker="*", markersize=1.3 * how.size.text, color=ON_DARK, markeredgecolor=ON_LIGHT,
               markeredgewidth=1.2, linestyle="", clip_on=False, zorder=8)  # fmt: skip
     present = [n for n in COLOURS if np.mean(r.names == n) > 0.002]
     handles = [Patch(facecolor=to_rgba(COLOURS[n], 0.82), label=n) for n in present]
     handles += [
-        Line2D([], [], linestyle="", marker="*", color="#ffffff", markeredgecolor="#111111", label="this estimate",
+        Line2D([], [], linestyle="", marker="*", color=ON_DARK, markeredgecolor=ON_LIGHT, label="this estimate",
                markersize=how.size.text),
         Line2D([], [], color=how.theme.ink, linewidth=1.0, label="seconds per step"),
         Patch(facecolor=how.theme.paper, edgecolor=how.theme.muted, hatch="////", label="KV does not fit"),
@@ -95,8 +107,8 @@ def draw(figure: Picture, how: Look, r: RegimeMap) -> None:
     settle(figure)
     levels = [v for v in LEVELS if r.step_s.min() * 1.05 < v < r.step_s.max() * 0.95]
     if levels:
-        drawn = axes.contour(r.batches, r.contexts, r.step_s, levels=levels, colors=how.theme.ink, linewidths=0.9, zorder=4)
-        for text in axes.clabel(drawn, fmt=lambda v: seconds(v), fontsize=how.small * 0.95, inline=True):
+        drawn = axes.contour(r.batches, r.contexts, r.step_s, levels, colors=how.theme.ink, linewidths=0.9, zorder=4)
+        for text in axes.clabel(drawn, fmt=seconds, fontsize=how.small * 0.95, inline=True):
             text.set_in_layout(False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -20,6 +21,7 @@ from roofline.report.style import (
     ORANGE,
     Look,
     Picture,
+    boxes_around,
     counted,
     halo,
     label_points,
@@ -104,6 +106,31 @@ def _roof(e: Estimate, intensity: float) -> float:
     return min(max(a.compute.dense.values()), intensity * a.bandwidth_bytes_per_s)
 
 
+def read_points(path: str | Path) -> tuple[Point, ...]:
+    """Measured points of a CSV with columns step (prefill or decode), op, flops, bytes and time_s.
+
+    Errors:   InputError naming what is missing or not positive
+    """
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"'{path}' is not a table: {error}") from None
+    columns = ("step", "op", "flops", "bytes", "time_s")
+    if missing := [c for c in columns if c not in table.columns]:
+        raise InputError(f"'{path}' lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    numbers = table[["flops", "bytes", "time_s"]].apply(pd.to_numeric, errors="coerce")
+    wrong = ~(numbers > 0).all(axis=1) | ~table["step"].isin(list(STEPS))
+    if wrong.any():
+        row = int(wrong.idxmax()) + 2
+        raise InputError(f"'{path}', line {row}: step is prefill or decode; flops, bytes and time_s are positive numbers")
+    return tuple(
+        Point(str(step), str(op), flops / moved, flops / time_s, 0.0)
+        for step, op, (flops, moved, time_s) in zip(table["step"], table["op"], numbers.to_numpy(float).tolist())
+    )
+
+
 def _has_flops(row: OpRow) -> bool:
     return row.flops > 0 and row.bytes > 0 and row.time_s > 0
 
@@ -118,7 +145,8 @@ def roofs_of(e: Estimate) -> tuple[Roof, ...]:
     used = {machine.matmul_flops_per_s(f) for f in e.deployment.precision.weights.values()}
     used.add(machine.matmul_flops_per_s(e.deployment.precision.default))
     rates = sorted({rate for name, rate in dense.items() if name not in LEFT_OUT}, reverse=True)
-    return tuple(Roof(tuple(n for n, r in dense.items() if r == rate and n not in LEFT_OUT), rate, rate in used) for rate in rates)
+    named = {rate: tuple(n for n, r in dense.items() if r == rate and n not in LEFT_OUT) for rate in rates}
+    return tuple(Roof(named[rate], rate, rate in used) for rate in rates)
 
 
 def slopes_of(e: Estimate) -> tuple[Slope, ...]:
@@ -189,8 +217,7 @@ def draw(figure: Picture, how: Look, r: Roofline) -> None:
         x0, y0, width, height = figure.get_layout_engine().get()["rect"]
         figure.get_layout_engine().set(rect=(x0, y0, width * 0.86, height))  # room for the names of the roofs
     settle(figure)
-    _name_roofs(axes, how, r, right)
-    dots = _boxes(axes, how, r)
+    dots = _name_roofs(axes, how, r, right) + _boxes(axes, how, r)
     names = label_points(axes, how, _names(how, r), dots)
     _name_slopes(axes, how, r, (left, bottom), names + dots)
 
@@ -200,8 +227,9 @@ def _lines(axes, how: Look, r: Roofline, x: tuple[float, float], bottom: float) 
     peak = max(f.flops_per_s for f in r.roofs)
     roofs, slopes = drawn(how, r)
     for roof in roofs:
+        colour, width = (how.theme.ink, 2.2) if roof.used else (how.theme.muted, 0.9)
         axes.plot([roof.flops_per_s / fastest, x[1]], [roof.flops_per_s] * 2, zorder=2, solid_capstyle="butt",
-                  color=how.theme.ink if roof.used else how.theme.muted, linewidth=2.2 if roof.used else 0.9)  # fmt: skip
+                  color=colour, linewidth=width)  # fmt: skip
     for slope in slopes:
         start = max(x[0], bottom / slope.bytes_per_s)
         axes.plot([start, peak / slope.bytes_per_s], [start * slope.bytes_per_s, peak], zorder=2,
@@ -209,20 +237,25 @@ def _lines(axes, how: Look, r: Roofline, x: tuple[float, float], bottom: float) 
                   linestyle="-" if slope.main else (0, (5, 3)))  # fmt: skip
 
 
-def _name_roofs(axes, how: Look, r: Roofline, right: float) -> None:
-    """At the right edge, outside the axes; on narrow figures above the lines, the roofs that are used."""
+def _name_roofs(axes, how: Look, r: Roofline, right: float) -> list[Bbox]:
+    """At the right edge, outside the axes; on narrow figures above the lines. Returns where the names are."""
     kept = drawn(how, r)[0]
     pixels = axes.transData.transform([(right, f.flops_per_s) for f in kept])[:, 1]
-    gap = 1.25 * how.small * axes.figure.dpi / 72.0
-    for roof, y in zip(kept, spread(pixels, gap * (2.0 if not how.narrow else 1.0))):
+    gap = 1.25 * how.small * axes.figure.dpi / 72.0 * (1.0 if how.narrow else 2.0)
+    boxes = []
+    for roof, y in zip(kept, spread(pixels, gap)):
         y = axes.transData.inverted().transform((0.0, y))[1]
         names, rate = ", ".join(roof.formats[:3]), quantity(roof.flops_per_s, "FLOP/s")
-        side = {"xytext": (5, 0), "va": "center"} if not how.narrow else {"xytext": (-3, 2), "va": "bottom", "ha": "right"}
-        axes.annotate(
-            f"{names}: {rate}" if how.narrow else f"{names}\n{rate}", (right, y), textcoords="offset points",
-            fontsize=how.small, color=how.theme.ink if roof.used else how.theme.muted, annotation_clip=False,
-            linespacing=1.0, path_effects=halo(how), zorder=6, **side,
-        ).set_in_layout(False)  # fmt: skip
+        text, side = f"{names}\n{rate}", {"xytext": (5, 0), "va": "center"}
+        if how.narrow:
+            text, side = f"{names}: {rate}", {"xytext": (-3, 2), "va": "bottom", "ha": "right"}
+        note = axes.annotate(
+            text, (right, y), textcoords="offset points", fontsize=how.small, annotation_clip=False, linespacing=1.0,
+            color=how.theme.ink if roof.used else how.theme.muted, path_effects=halo(how), zorder=6, **side,
+        )  # fmt: skip
+        note.set_in_layout(False)
+        boxes.append(note.get_window_extent(axes.figure.canvas.get_renderer()))
+    return boxes
 
 
 def _name_slopes(axes, how: Look, r: Roofline, corner: tuple[float, float], taken: list) -> None:
@@ -282,13 +315,10 @@ def _area(how: Look, share: float) -> float:
 
 def _boxes(axes, how: Look, r: Roofline) -> list[Bbox]:
     """Where the points are on the page."""
-    scale = axes.figure.dpi / 72.0
-    boxes = []
-    for p in (*r.points, *r.measured):
-        x, y = axes.transData.transform((p.intensity, p.flops_per_s))
-        reach = 0.45 * np.sqrt(_area(how, p.share)) * scale
-        boxes.append(Bbox.from_extents(x - reach, y - reach, x + reach, y + reach))
-    return boxes
+    every = [*r.points, *r.measured]
+    return boxes_around(
+        axes, [(p.intensity, p.flops_per_s) for p in every], [0.45 * _area(how, p.share) ** 0.5 for p in every]
+    )
 
 
 def clusters(points: list[Point], decades: float = 0.3) -> list[list[Point]]:

@@ -13,7 +13,18 @@ from roofline.display import number
 from roofline.errors import InputError, SpecError
 from roofline.estimates import Estimate
 from roofline.report.style import (
-    DASHES, MARKERS, SERIES, Look, Picture, counted, legend, logarithmic, settle, title,
+    DASHES,
+    MARKERS,
+    ON_DARK,
+    ON_LIGHT,
+    SERIES,
+    Look,
+    Picture,
+    counted,
+    legend,
+    logarithmic,
+    settle,
+    title,
 )  # fmt: skip
 from roofline.speculative import best_draft_length, drafter_named, speculate
 from roofline.speculative.drafters import Drafter
@@ -96,10 +107,10 @@ def draw(figure: Picture, how: Look, y: Yield) -> None:
     chart.grid(False)
     chart.set_xlim(y.drafts[0] - step / 2, y.drafts[-1] + step / 2)
     chart.set_ylim(y.acceptance[0], y.acceptance[-1])
-    chart.plot(_held(y.best_drafts), _stairs(y.acceptance), color="#ffffff", linewidth=0.22 * how.size.text, zorder=4)
-    chart.plot(_held(y.best_drafts), _stairs(y.acceptance), color="#111111", linewidth=0.1 * how.size.text, zorder=5)
+    chart.plot(_held(y.best_drafts), _stairs(y.acceptance), color=ON_DARK, linewidth=0.22 * how.size.text, zorder=4)
+    chart.plot(_held(y.best_drafts), _stairs(y.acceptance), color=ON_LIGHT, linewidth=0.1 * how.size.text, zorder=5)
     chart.set_xlabel("Drafts per cycle, k")
-    chart.set_ylabel("Acceptance of a draft [-]")
+    chart.set_ylabel("Acceptance [-]")
     chart.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     chart.set_title(f"speed-up at batch {number(y.batch)}; line: best k")
     top = float(y.best_speedup.max())
@@ -122,12 +133,12 @@ def draw(figure: Picture, how: Look, y: Yield) -> None:
     )  # fmt: skip
     settle(figure)
     low, high = float(y.speedup.min()), float(y.speedup.max())
-    levels = [v for v in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0) if low < v < high]
+    levels = [v for v in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0) if low < v < 0.94 * high]
     if levels:
-        lines = chart.contour(y.drafts, y.acceptance, y.speedup, levels=levels, colors="#ffffff", zorder=3,
+        lines = chart.contour(y.drafts[1:], y.acceptance, y.speedup[:, 1:], levels=levels, colors=ON_DARK, zorder=3,
                               linewidths=[2.4 if v == 1.0 else 1.0 for v in levels])  # fmt: skip
-        for text in chart.clabel(lines, fmt=lambda v: f"{v:g} x", fontsize=how.small, colors="#ffffff"):
-            text.set_path_effects([withStroke(linewidth=2.4, foreground="#111111")])
+        for text in chart.clabel(lines, fmt=lambda v: f"{v:g} x", fontsize=how.small, colors=ON_DARK):
+            text.set_path_effects([withStroke(linewidth=2.4, foreground=ON_LIGHT)])
             text.set_in_layout(False)
 
 

@@ -49,7 +49,8 @@ class Comparison:
     def summary(self) -> dict[str, float]:
         """Median and 90th percentile of the absolute error, and the median error."""
         size = np.abs(self.error)
-        return {"median": float(np.median(size)), "p90": float(np.quantile(size, 0.9)), "bias": float(np.median(self.error))}
+        middle, high = np.quantile(size, (0.5, 0.9))
+        return {"median": float(middle), "p90": float(high), "bias": float(np.median(self.error))}
 
 
 def of(
@@ -67,7 +68,7 @@ def of(
     ours = _table(predictions)
     if truth is None:
         if missing := {"measured", "predicted"} - set(ours.columns):
-            raise InputError(f"the table lacks {', '.join(sorted(missing))}; or give the measured table as well (truth)")
+            raise InputError(f"the table lacks {', '.join(sorted(missing))}; or give the measured table, too (truth)")
         pairs = ours.assign(**{name: ours[name] for name in ("low", "high") if name in ours.columns})
         name = quantity or "value"
     else:
@@ -127,10 +128,8 @@ def caption(c: Comparison) -> str:
 def draw(figure: Picture, how: Look, c: Comparison) -> None:
     """Draw it, on logarithmic axes of one scale."""
     s = c.summary
-    title(
-        figure, how, f"Predicted against measured: {c.quantity}",
-        f"{c.about + ': ' if c.about else ''}{c.measured.size:,} rows, median error {s['median']:.1%}, p90 {s['p90']:.1%}",
-    )  # fmt: skip
+    errors = f"{c.measured.size:,} rows, median error {s['median']:.1%}, p90 {s['p90']:.1%}"
+    title(figure, how, f"Predicted against measured: {c.quantity}", f"{c.about}: {errors}" if c.about else errors)
     axes = figure.subplots()
     every = np.concatenate((c.measured, c.predicted))
     span = (float(every.min()) / 1.4, float(every.max()) * 1.4)
@@ -149,7 +148,8 @@ def draw(figure: Picture, how: Look, c: Comparison) -> None:
     for i, name in enumerate(names):
         mine = group == name
         if c.low is not None and c.high is not None and c.measured.size <= 400:
-            axes.vlines(c.measured[mine], c.low[mine], c.high[mine], color=SERIES[i], alpha=0.35, linewidth=1.0, zorder=2)
+            bars = {"color": SERIES[i], "alpha": 0.35, "linewidth": 1.0, "zorder": 2}
+            axes.vlines(c.measured[mine], c.low[mine], c.high[mine], **bars)
         axes.scatter(c.measured[mine], c.predicted[mine], s=size, color=SERIES[i], marker=MARKERS[i], alpha=0.8,
                      edgecolors=how.theme.paper, linewidths=0.3, zorder=3)  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
@@ -159,7 +159,9 @@ def draw(figure: Picture, how: Look, c: Comparison) -> None:
     axes.set_xlabel(f"Measured {c.quantity}{unit}")
     axes.set_ylabel(f"Predicted{unit}" if how.narrow else f"Predicted {c.quantity}{unit}")
     handles = [
-        Line2D([], [], linestyle="", marker=MARKERS[i], color=SERIES[i], label=name) for i, name in enumerate(names) if name != "all"
+        Line2D([], [], linestyle="", marker=MARKERS[i], color=SERIES[i], label=name)
+        for i, name in enumerate(names)
+        if name != "all"
     ]
     handles += [
         Line2D([], [], color=how.theme.grid, linewidth=8, label="within 10 and 20 %"),

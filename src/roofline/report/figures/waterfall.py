@@ -138,11 +138,11 @@ def draw(figure: Picture, how: Look, w: Waterfall) -> None:
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     right = max(w.high_s, max(left + max(width, 0.0) for _, left, width, _ in rows))
-    axes.set_xlim(0.0, right * (1.42 if how.narrow else 1.38))
+    axes.set_xlim(0.0, right * (1.42 if how.narrow else 1.2))
     axes.xaxis.set_major_locator(MaxNLocator(4 if how.narrow else 8))
     axes.xaxis.set_major_formatter(EngFormatter(unit="s", sep=" "))
     band = f"80 %: {seconds(w.low_s)} to {seconds(w.high_s)}"
-    axes.set_xlabel(f"Time of a {w.step} step, up to {w.answer}" if not how.narrow else f"Time up to {w.answer}; {band}")
+    axes.set_xlabel(f"{'Time' if how.narrow else f'Time of a {w.step} step'} up to {w.answer}; {band}")
     settle(figure)
     for y, (name, left, width, colour) in enumerate(rows):
         whole = not colour
@@ -150,8 +150,6 @@ def draw(figure: Picture, how: Look, w: Waterfall) -> None:
         text = f"{'' if whole or width < 0 else '+'}{seconds(width) if abs(width) > 1e-12 else '0 s'}"
         if name != PREDICTED:
             text += f"  {width / w.total_s:.0%}"
-        elif not how.narrow and w.low_s < w.high_s:
-            text += f"  ({band})"
         axes.annotate(text, (end, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=how.small,
                       fontweight="bold" if whole else "normal", zorder=6,
                       bbox={"facecolor": how.theme.paper, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
