@@ -1,9 +1,9 @@
 """Runs the blocks of Markdown pages and writes what they print back: `python docs/refresh.py [PAGES]`.
 
-A ```console block holds `$ command` lines, each followed by its output. A ```text block right after a ```python block is
-what that prints. The blocks of a page share one folder and one Python namespace, from top to bottom. Other languages
-(```sh, ```yaml) are shown only. A block between `<!-- command -->` and `<!-- end -->` comments is what the command prints,
-as Markdown. `tests/test_docs.py` checks that pages are up to date, numbers within 2 %.
+A ```console block holds `$ command` lines, each followed by its output. A ```text block right after a ```python block
+is what that prints. The blocks of a page share one folder and one Python namespace, from top to bottom. Other languages
+(```sh, ```yaml) are shown only. A block between `<!-- command -->` and `<!-- end -->` comments is what the command
+prints, as Markdown. `tests/test_docs.py` checks that pages are up to date, numbers within 2 %.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = {"COLUMNS": "100", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONIOENCODING": "utf-8"}
+ENVIRONMENT = {
+    "COLUMNS": "100", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONIOENCODING": "utf-8"
+}  # fmt: skip
 
 BLOCK = re.compile(
     r"^```console\n(?P<console>.*?)^```$"
@@ -64,7 +66,8 @@ def outputs(text: str, where: str = "page") -> Iterator[Output]:
                     yield Output(block["python"], block["printed"], lines(printed.getvalue()), at, block.end("printed"))
             else:
                 at = block.start("table")
-                yield Output(block["command"], block["table"], "\n" + run(block["command"]) + "\n", at, block.end("table"))
+                now = f"\n{run(block['command'])}\n"
+                yield Output(block["command"], block["table"], now, at, block.end("table"))
 
 
 @contextlib.contextmanager
@@ -87,11 +90,12 @@ def session(shown: str) -> str:
 
 
 def run(command: str) -> str:
-    """What a shell command prints; one that fails says why, unless its message is what is shown (exit code 2)."""
+    """What a shell command prints; one that ends in `# refused` has to fail, with a message for people."""
     done = subprocess.run(command, shell=True, capture_output=True, text=True, encoding="utf-8")
-    if done.returncode not in (0, 2):
-        raise RuntimeError(f"{command}\n{done.stdout}{done.stderr}")
-    return lines(done.stdout + (done.stderr if done.returncode else ""))
+    refused = command.endswith("# refused")
+    if done.returncode != (2 if refused else 0):
+        raise RuntimeError(f"{command}\nended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return lines(done.stderr if refused else done.stdout)
 
 
 def lines(text: str) -> str:

@@ -1,0 +1,195 @@
+"""MkDocs hooks: the reference pages and the formula index are made from the code while the site is built."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "roofline"
+
+
+def _sibling(name: str):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_docstrings = _sibling("_docstrings")
+
+# Chapters of the reference and of the formula index: title, and the modules (or folders) in them.
+CHAPTERS = {
+    "Answers": ["estimates", "regimes", "economics", "explain", "sweeps", "planner", "techniques", "handoff",
+                "comparison", "report"],
+    "Serving": ["serving", "speculative", "simulation"],
+    "Steps": ["deployment", "step", "pricing", "machine", "calibrated", "kernels"],
+    "Work": ["ops", "workload", "parallel", "precision", "forward", "layers"],
+    "Memory": ["memory"],
+    "Specs": ["specs", "units", "errors"],
+    "Measuring": ["measure", "calibration", "validation"],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A public function whose docstring states a formula."""
+
+    module: str
+    name: str
+    sentence: str
+    formula: str
+    source: str
+
+    @property
+    def anchor(self) -> str:
+        """Its place in the reference, where the code is shown too."""
+        return f"api/{self.module.replace('.', '/')}.md#roofline.{self.module}.{self.name}"
+
+
+def modules(names: list[str]) -> Iterator[str]:
+    """Dotted names below `roofline` of modules and of what is in folders."""
+    for name in names:
+        path = PACKAGE / name
+        if path.with_suffix(".py").exists():
+            yield name
+        else:
+            files = sorted(path.rglob("*.py"), key=lambda p: (p.parent, p.name != "__init__.py", p.name))
+            for file in files:
+                parts = file.relative_to(PACKAGE).with_suffix("").parts
+                dotted = ".".join(parts).removesuffix(".__init__")
+                if not parts[-1].startswith("_") or (parts[-1] == "__init__" and documented(file)):
+                    yield dotted
+
+
+def source_file(module: str) -> Path:
+    """The file of a module or package."""
+    path = PACKAGE / module.replace(".", "/")
+    return path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+
+
+def documented(file: Path) -> bool:
+    """Whether a file says or defines anything."""
+    return bool(file.read_text(encoding="utf-8").strip())
+
+
+def defines(file: Path) -> bool:
+    """Whether a file has functions or classes of its own."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith("_") for n in tree.body)
+
+
+def formulas(names: list[str]) -> Iterator[Formula]:
+    """Every public function and method of these modules whose docstring has a Formula."""
+    for module in modules(names):
+        tree = ast.parse(source_file(module).read_text(encoding="utf-8"))
+        for name, node in _public(tree.body):
+            sentences, fields, _ = _docstrings.split(ast.get_docstring(node) or "")
+            if "Formula" in fields:
+                first = " ".join(sentences.split("\n\n")[0].split()).removeprefix("Return ")
+                source = " ".join(fields.get("Source", "").split())
+                yield Formula(module, name, first, fields["Formula"], source)
+
+
+def _public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node.body, f"{prefix}{node.name}.")
+            else:
+                yield f"{prefix}{node.name}", node
+
+
+def formula_page() -> str:
+    """The formula index as Markdown."""
+    out = [
+        "# Formulas",
+        "",
+        "Every formula of the project, from the docstring of the function that holds it; a name leads to the function, "
+        "its units, assumptions, measured error and code. Made from the code while this site is built.",
+    ]
+    for title, names in CHAPTERS.items():
+        found = list(formulas(names))
+        if not found:
+            continue
+        out += ["", f"## {title}"]
+        module = None
+        for f in found:
+            if f.module != module:
+                module = f.module
+                out += ["", f"### {module}"]
+            what = _docstrings.escaped(f.sentence[:1].upper() + f.sentence[1:])
+            out += ["", f"[`{f.name}`]({f.anchor}): {what}", "", "```text", f.formula, "```"]
+            if f.source:
+                out += ["", f"Source: {_docstrings.escaped(f.source)}"]
+    return "\n".join(out) + "\n"
+
+
+def api_index() -> str:
+    """The list of modules with what each is about."""
+    out = ["# Reference", "", "Made from the docstrings. Names that can be taken from `roofline` itself: "]
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    public = next(n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "_PUBLIC")
+    names = ast.literal_eval(public)
+    out[-1] += ", ".join(
+        f"[`{n}`]({api_path(home_of(m, n))}#roofline.{home_of(m, n)}.{n})" for n, m in names.items()
+    ) + "."  # fmt: skip
+    for title, chapter in CHAPTERS.items():
+        out += ["", f"## {title}", ""]
+        for module in modules(chapter):
+            text = _docstrings.escaped(about(module))
+            out.append(f"- [`{module}`]({api_path(module)}): {text}" if text else f"- [`{module}`]({api_path(module)})")
+    return "\n".join(out) + "\n"
+
+
+def about(module: str) -> str:
+    """The first sentences of a module's docstring."""
+    told = ast.get_docstring(ast.parse(source_file(module).read_text(encoding="utf-8"))) or ""
+    return " ".join(told.split("\n\n")[0].split())
+
+
+def home_of(module: str, name: str) -> str:
+    """The module that defines a name which `module` may only pass on."""
+    tree = ast.parse(source_file(module).read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and any(a.name == name for a in node.names):
+            return home_of((node.module or "").removeprefix("roofline."), name)
+    return module
+
+
+def api_path(module: str) -> str:
+    """Path of a module's page below `api/`."""
+    return f"{module.replace('.', '/')}.md"
+
+
+def api_page(module: str) -> str:
+    """The reference page of one module."""
+    return f"# roofline.{module}\n\n::: roofline.{module}\n    options:\n      show_root_heading: false\n"
+
+
+def on_config(config):
+    """Put the made pages into the navigation."""
+    reference = ["api/index.md"]
+    for title, chapter in CHAPTERS.items():
+        reference.append({title: [{m: f"api/{api_path(m)}"} for m in modules(chapter)]})
+    config.nav = [
+        {"Reference": [*reference, *entry["Reference"]]} if isinstance(entry, dict) and "Reference" in entry else entry
+        for entry in config.nav
+    ]
+    return config
+
+
+def on_files(files: Files, config) -> Files:
+    """Add the pages that are made from the code."""
+    made = {"formulas.md": formula_page(), "api/index.md": api_index()}
+    for chapter in CHAPTERS.values():
+        for module in modules(chapter):
+            made[f"api/{api_path(module)}"] = api_page(module)
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
+    return files
