@@ -13,7 +13,7 @@ SRC = Path(__file__).resolve().parents[1] / "src" / "roofline"
 
 # Floors from the ground up; a name stands for a module or for a whole folder.
 FLOORS = [
-    {"errors", "arrays"},
+    {"errors", "arrays", "plotted"},
     {"units", "workload", "parallel", "precision", "files"},
     {"ops"},
     {"kernels"},

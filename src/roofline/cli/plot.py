@@ -8,7 +8,7 @@ import click
 
 from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, usd_per_h
 from roofline.errors import InputError
-from roofline.report.kinds import KINDS
+from roofline.plotted import KINDS
 from roofline.units import parse
 
 # Options of single figures: name of the keyword -> figures that take it
@@ -80,9 +80,9 @@ def tier_of(text: str):
               help="validation: the measured table; [MODEL] is then the file of predictions.")  # fmt: skip
 @click.option("--quantity", default=None, help="validation: column to compare: tpot_s.")
 @click.option("--by", default=None, help="validation: column that tells groups apart.")
-def plot_command(kind, subject, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch, concurrency,
-                 rate, price, out, theme, size, slo_ttft, slo_tpot, max_gpus, against, step, op, drafter, requests, tier,
-                 measured, truth, quantity, by) -> None:  # fmt: skip
+def plot_command(kind, subject, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch,
+                 concurrency, rate, price, out, theme, size, slo_ttft, slo_tpot, max_gpus, against, step, op, drafter,
+                 requests, tier, measured, truth, quantity, by) -> None:  # fmt: skip
     """One figure of a deployment, as PNG, SVG or PDF; prints in words what it shows.
 
     \b

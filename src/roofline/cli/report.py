@@ -10,7 +10,7 @@ import click
 
 from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, usd_per_h
 from roofline.cli.plot import seconds_of
-from roofline.report.kinds import KINDS
+from roofline.plotted import KINDS
 
 
 @click.command("report")

@@ -14,6 +14,7 @@ from roofline.planner.demand import Slo, Traffic
 from roofline.planner.fleet import Fleet
 from roofline.planner.layouts import Rejection
 from roofline.planner.offers import replica_state
+from roofline.plotted import Plotted
 from roofline.serving.disaggregated import Pools, pooled_state
 from roofline.serving.steady import SteadyState
 
@@ -34,7 +35,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
-class Recommendation:
+class Recommendation(Plotted, figures=("cost",)):
     """The cheapest fleet that keeps the objective, and what stands behind the choice. Dollars, seconds."""
 
     traffic: Traffic

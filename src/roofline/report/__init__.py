@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roofline.errors import InputError, UnknownNameError
-from roofline.report.kinds import KINDS
+from roofline.plotted import KINDS
 
 if TYPE_CHECKING:
     from roofline.estimates import Estimate
@@ -62,12 +62,9 @@ def write_report(e: Estimate, path: str | Path, **options: Any) -> Path:
     ending = path.suffix.lower()
     if ending not in (".html", ".htm", ".pdf"):
         raise InputError(f"'{path}': reports are written as .html or .pdf")
-    if not path.parent.is_dir():
-        raise InputError(f"'{path}': there is no folder '{path.parent}'")
     text = html_page(e, **options)
     if ending == ".pdf":
         from roofline.report.pdf import write_pdf
 
         return write_pdf(text, path)
-    write_atomically(path, text)
-    return path
+    return write_atomically(path, text)

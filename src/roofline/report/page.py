@@ -15,7 +15,7 @@ from roofline import __version__
 from roofline.display import answer_rows, load_text, number, seconds
 from roofline.errors import InputError, RooflineError, UnknownNameError
 from roofline.explain import EVIDENCE
-from roofline.report.kinds import KINDS
+from roofline.plotted import KINDS
 from roofline.units import format as quantity
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ FIGURES: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("timeline", {}, "What single requests live through"),
     ("tiers", {}, "Whether a cached prefix is worth fetching"),
 )
+LOADS = {
+    "static batch": "All requests start together: one pass over the prompts, then decode steps at the mean context.",
+    "closed loop": "Continuous batching at a steady state: whoever gets an answer asks again at once.",
+    "open loop": "Continuous batching at a steady state: requests arrive at random at the given rate.",
+}
 MISSING_JINJA = "pages need the optional package 'jinja2'; install it with: pip install 'roofline[report]'"
 
 
@@ -111,8 +116,9 @@ def html_page(
 def question_of(e: Estimate) -> str:
     """What the page answers, as a sentence."""
     d = e.deployment
-    many = "one" if d.plan.gpus == 1 else f"{d.plan.gpus}"
-    return f"Does {d.model.name} in {d.precision.name} fit on {many} {d.accelerator.title}, how fast is it, at what cost?"
+    many = "one" if d.plan.gpus == 1 else f"{d.plan.gpus} x"
+    where = f"{many} {d.accelerator.title}"
+    return f"Does {d.model.name} in {d.precision.name} fit on {where}, how fast is it, and at what cost?"
 
 
 def _cards(e: Estimate) -> list[tuple[str, str, str]]:
@@ -163,7 +169,7 @@ def _shown(e: Estimate, kind: str, options: dict[str, Any], heading: str, prefix
     caption = module.caption(record)
     svgs = []
     for size in ("page", "narrow"):
-        how = look("light", size)
+        how = look("light", size, headed=False)
         with drawing(how) as picture:
             module.draw(picture, how, record)
         svgs.append(Markup(themed_svg(picture, f"{prefix}{size[0]}-", f"{heading}. {caption}")))
@@ -197,17 +203,14 @@ def _ops(title: str, rows: list[OpRow]) -> Table:
 def assumptions(e: Estimate) -> list[str]:
     """What was taken for granted, as sentences."""
     d = e.deployment
+    paid = "" if e.usd_per_h is None else f"{e.usd_per_h:g} USD per device and hour, "
     roles = ", ".join(f"{role} {fmt.name}" for role, fmt in sorted(d.precision.weights.items()))
     found = [
         f"Weights: {d.precision.name}" + (f" ({roles})" if roles else "") + f"; KV cache: {d.precision.kv.name}.",
         f"Layout of a replica: {d.plan.gpus} devices ({d.plan}).",
         f"Engine: {d.engine.name}; kernels {d.engine.step.kernels}, steps {d.engine.step.schedule}.",
-        {
-            "static batch": "All requests start together: one pass over the prompts, then decode steps at the mean context.",
-            "closed loop": "Continuous batching at a steady state: whoever gets an answer asks again at once.",
-            "open loop": "Continuous batching at a steady state: requests arrive at random at the given rate.",
-        }[e.load],
-        f"Price: {f'{e.usd_per_h:g} USD per device and hour, {e.price_source}' if e.usd_per_h is not None else e.price_source}.",
+        LOADS[e.load],
+        f"Price: {paid}{e.price_source}.",
         "Peaks are dense, link bandwidths are per device and direction, bands are 80 % intervals.",
     ]  # fmt: skip
     if d.precision.kv.bits < 16:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from roofline.errors import InputError
+from roofline.files import write_atomically
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 TIMEOUT_S = 120.0
@@ -38,7 +39,7 @@ def write_pdf(html: str, path: str | Path) -> Path:
 
     Errors:   InputError where there is no browser, or it fails
     """
-    program, path = browser(), Path(path).resolve()
+    program = browser()
     if program is None:
         raise InputError(
             f"a PDF is printed by Chromium or Chrome and none was found (looked for {', '.join(BROWSERS)}; "
@@ -55,5 +56,4 @@ def write_pdf(html: str, path: str | Path) -> Path:
         if not made.is_file():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise InputError(f"'{program}' printed no page: {' '.join(last) or 'it said nothing'}")
-        path.write_bytes(made.read_bytes())
-    return path
+        return write_atomically(path, made.read_bytes())

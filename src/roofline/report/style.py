@@ -28,6 +28,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullForma
 from matplotlib.transforms import Bbox
 
 from roofline.errors import InputError
+from roofline.files import write_atomically
 
 # Okabe, Ito, "Color Universal Design", 2008
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
@@ -102,10 +103,11 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A theme and a size."""
+    """A theme, a size, and whether the figure carries its own heading (a page has one of its own)."""
 
     theme: Theme = LIGHT
     size: Size = SIZES["slide"]
+    headed: bool = True
 
     @property
     def narrow(self) -> bool:
@@ -163,14 +165,14 @@ class Look:
         }
 
 
-def look(theme: str | Theme = "light", size: str | Size = "slide") -> Look:
+def look(theme: str | Theme = "light", size: str | Size = "slide", headed: bool = True) -> Look:
     """The look that two names describe."""
     chosen = []
     for what, value, known in (("theme", theme, THEMES), ("size", size, SIZES)):
         if isinstance(value, str) and value not in known:
             raise InputError(f"{what}: '{value}' is not one of {', '.join(known)}")
         chosen.append(known[value] if isinstance(value, str) else value)
-    return Look(*chosen)
+    return Look(*chosen, headed)
 
 
 class Picture(Figure):
@@ -184,10 +186,7 @@ class Picture(Figure):
         ending = path.suffix.lower().removeprefix(".")
         if ending not in FORMATS:
             raise InputError(f"'{path}': figures are written as {', '.join('.' + f for f in FORMATS)}")
-        if not path.parent.is_dir():
-            raise InputError(f"'{path}': there is no folder '{path.parent}'")
-        path.write_bytes(self.encoded(ending))
-        return path
+        return write_atomically(path, self.encoded(ending))
 
     def encoded(self, ending: str = "png") -> bytes:
         """Its bytes in one of FORMATS, without date or version: the same figure gives the same file."""
@@ -221,7 +220,9 @@ def title(figure: Picture, how: Look, text: str, below: str = "") -> None:
     height = how.size.height * 72.0
     points = 1.12 * how.size.text
     y = 0.7 * how.size.text
-    for words, size, bold, most in ((text, points, True, 3), (below, how.small, False, 4)):
+    for words, size, bold, most in ((text if how.headed else "", points, True, 3), (below, how.small, False, 4)):
+        if not words:
+            continue
         letters = int(how.size.characters(size) * (0.88 if bold else 1.0))
         lines = textwrap.wrap(words, letters, max_lines=most, placeholder=" ...")
         line = figure.text(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roofline.errors import InputError
+from roofline.plotted import Plotted
 
 QUANTILES = (50, 90, 99)
 
@@ -28,7 +29,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Plotted, figures=("timeline",)):
     """Columns over requests (NaN where a request did not get so far) and totals of the run.
 
     Times are on the trace's clock; first and finish as the client sees them. `cached` are prompt tokens not computed.

@@ -11,6 +11,7 @@ import numpy as np
 
 from roofline.errors import InfeasibleError, InputError, RooflineError, UnknownNameError
 from roofline.estimates import estimate
+from roofline.plotted import Plotted
 from roofline.serving.recipes import with_scheduler
 from roofline.serving.steady import KNOBS
 from roofline.specs.engine import engine_named
@@ -43,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep:
+class Sweep(Plotted, figures=("frontier", "cost")):
     """Metrics over a mesh of inputs. Every metric and every swept input is an attribute: an array that broadcasts.
 
     >>> from roofline.sweeps import sweep

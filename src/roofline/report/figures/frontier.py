@@ -206,7 +206,7 @@ def caption(f: Frontier) -> str:
     curve, i = best
     return (
         f"Best{limits}: {curve.label} with {number(curve.load[i])} requests in flight: {number(curve.gain[i])} "
-        f"{f.gain[:1].lower() + f.gain[1:]}, {number(curve.per_user[i])} tokens/s for each user, "
+        f"{f.gain.replace('Output', 'output', 1)}, {number(curve.per_user[i])} tokens/s for each user, "
         f"TTFT {seconds(curve.ttft_s[i])}."
     )
 

@@ -124,7 +124,7 @@ def read_points(path: str | Path) -> tuple[Point, ...]:
     wrong = ~(numbers > 0).all(axis=1) | ~table["step"].isin(list(STEPS))
     if wrong.any():
         row = int(wrong.idxmax()) + 2
-        raise InputError(f"'{path}', line {row}: step is prefill or decode; flops, bytes and time_s are positive numbers")
+        raise InputError(f"'{path}', line {row}: step is prefill or decode; flops, bytes and time_s are positive")
     return tuple(
         Point(str(step), str(op), flops / moved, flops / time_s, 0.0)
         for step, op, (flops, moved, time_s) in zip(table["step"], table["op"], numbers.to_numpy(float).tolist())
@@ -218,7 +218,7 @@ def draw(figure: Picture, how: Look, r: Roofline) -> None:
         figure.get_layout_engine().set(rect=(x0, y0, width * 0.86, height))  # room for the names of the roofs
     settle(figure)
     dots = _name_roofs(axes, how, r, right) + _boxes(axes, how, r)
-    names = label_points(axes, how, _names(how, r), dots)
+    names = label_points(axes, how, _names(how, r), dots + _line_boxes(axes, r, right))
     _name_slopes(axes, how, r, (left, bottom), names + dots)
 
 
@@ -319,6 +319,17 @@ def _boxes(axes, how: Look, r: Roofline) -> list[Bbox]:
     return boxes_around(
         axes, [(p.intensity, p.flops_per_s) for p in every], [0.45 * _area(how, p.share) ** 0.5 for p in every]
     )
+
+
+def _line_boxes(axes, r: Roofline, right: float) -> list[Bbox]:
+    """Small boxes along the lines that matter: names do not lie on them."""
+    main = next(s for s in r.slopes if s.main)
+    peak = max(f.flops_per_s for f in r.roofs)
+    along = np.geomspace(axes.get_xlim()[0], peak / main.bytes_per_s, 60)
+    spots = [(x, x * main.bytes_per_s) for x in along]
+    for roof in (f for f in r.roofs if f.used):
+        spots += [(x, roof.flops_per_s) for x in np.geomspace(roof.flops_per_s / main.bytes_per_s, right, 40)]
+    return boxes_around(axes, spots, 1.0)
 
 
 def clusters(points: list[Point], decades: float = 0.3) -> list[list[Point]]:

@@ -88,7 +88,7 @@ def caption(t: TierBreakEven) -> str:
             told.append(f"{tier.name}: " + ("any length" if n <= t.tokens[0] else f"from {number(n)} tokens"))
     return (
         f"Fetching is faster than computing again where a GPU gets more than {quantity(at, 'B/s', 3)} "
-        f"(prefix of {number(t.here)} tokens). {'; '.join(told)}."
+        f"(prefix of {number(t.here)} tokens). Worth it: {'; '.join(told)}."
     )
 
 
