@@ -39,7 +39,7 @@ class Traffic:
     @property
     def longest(self) -> float:
         """Tokens of the longest request."""
-        return float(self.isl.longest + self.osl.longest)
+        return _longest(self.isl) + _longest(self.osl)
 
     @property
     def tokens_per_s(self) -> float:
@@ -55,8 +55,13 @@ class Traffic:
         return rate + (f", {self.hit_rate:.0%} of the prompt cached" if self.hit_rate else "")
 
 
+def _longest(lengths: Lengths) -> float:
+    """The longest of a distribution; of a plain number the number."""
+    return float(lengths.longest if lengths.cv > 0 else lengths.mean)
+
+
 def _text(lengths: Lengths) -> str:
-    spread = "" if lengths.longest == lengths.mean else f" (up to {float(lengths.longest):,.0f})"
+    spread = "" if _longest(lengths) == lengths.mean else f" (up to {float(lengths.longest):,.0f})"
     return f"{float(lengths.mean):,.0f}{spread}"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from roofline.errors import InputError
 from roofline.estimates import EXAMPLE_HARDWARE, EXAMPLE_MODEL
 from roofline.sweeps.evaluate import Case, Reason, case_of, evaluate
-from roofline.sweeps.grid import Block, Grid, grid
+from roofline.sweeps.grid import Block, Grid, grid_of
 from roofline.sweeps.metrics import DEFAULT, METRICS, metric
 from roofline.sweeps.result import Point, Sweep
 from roofline.sweeps.stored import Progress, Stored, store
@@ -60,7 +60,7 @@ def sweep(
     """
     inputs = {"model": model, "hw": hw, "tp": tp, "pp": pp, "ep": ep, "dp": dp, "cp": cp, "weights": weights, "kv": kv,
               "engine": engine, "isl": isl, "osl": osl, **numbers}  # fmt: skip
-    points = grid(inputs, together, specs)
+    points = grid_of(inputs, together, specs)
     wanted = _metrics(metrics, points)
     with Bar(progress, points.size) as told:
         if out is not None:

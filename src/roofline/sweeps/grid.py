@@ -173,7 +173,7 @@ def _listed(name: str, value: Any) -> tuple[list[Any], bool]:
     return values, True
 
 
-def grid(inputs: Mapping[str, Any], together: Iterable[str] = (), specs: str | Path | None = None) -> Grid:
+def grid_of(inputs: Mapping[str, Any], together: Iterable[str] = (), specs: str | Path | None = None) -> Grid:
     """The grid that keyword arguments describe: single values are fixed, lists are axes."""
     structure, numbers, swept = {}, {}, []
     given = [name for name in LOADS if inputs.get(name) is not None]
