@@ -211,7 +211,7 @@ def warm_bandwidth(moved_bytes: Array, l2_bytes: Array, cold: Array, ratio: Arra
     Returns:  [-]
     Assumes:  one buffer cycled: with least-recently-used replacement it is either all there or all gone
     Error:    part of the kernels that use it
-    Source:   fit to the tables; a fourth power leaves 16 % instead of 13 % on the GPUs with large L2
+    Source:   fit to the tables; with a fourth power decode errs 0.8-1.5 % more on the GPUs with large L2
     """
     y = np.minimum(moved_bytes / (share * np.maximum(l2_bytes, 1.0)), 1e3)
     y = y * y * y
