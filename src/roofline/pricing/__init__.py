@@ -19,15 +19,15 @@ from roofline.pricing.attention import attentions, latents
 from roofline.pricing.common import shape_of
 from roofline.pricing.matmul import experts, gemms
 from roofline.pricing.network import collectives, exchanges
-from roofline.pricing.small import elementwise, scans
+from roofline.pricing.small import elementwise, scores, states
 
 PRICES: dict[str, Callable[[list, Machine], list[OpTime]]] = {
     "gemm": gemms,
     "experts": experts,
     "attention": attentions,
     "latent_attention": latents,
-    "index_scores": scans,
-    "state_update": scans,
+    "index_scores": scores,
+    "state_update": states,
     "elementwise": elementwise,
     "collective": collectives,
     "exchange": exchanges,

@@ -6,15 +6,15 @@ import numpy as np
 
 from roofline.calibrated import Calibrated
 from roofline.kernels.elementwise import ElementwiseConstants, elementwise_time
+from roofline.kernels.state import StateConstants, index_scores_time, state_update_time
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
-from roofline.ops import Elementwise, Op
+from roofline.ops import Elementwise, IndexScores, StateUpdate
 from roofline.pricing.common import timed
 
 SMALL_BAND = {"all": (0.6, 1.5)}  # fixed time of a small kernel: 1.5 to 6 us over the kernels of a layer
-STATE_LAUNCH_S = 4e-6  # launch, gates and reductions of a recurrent update or an index look-up
-STATE_MEMORY_FRACTION = 0.75
-STATE_COMPUTE_FRACTION = 0.35  # chunked scans and narrow products
+STATE = StateConstants()
+UNMEASURED = Calibrated(STATE, {}, "transferred", "", "", None)
 
 
 def elementwise(ops: list[Elementwise], machine: Machine) -> list[OpTime]:
@@ -27,17 +27,27 @@ def elementwise(ops: list[Elementwise], machine: Machine) -> list[OpTime]:
     return out
 
 
-def scans(ops: list[Op], machine: Machine) -> list[OpTime]:
-    """Recurrent state updates and index scores: bytes and FLOPs at fixed shares of the peaks, and a launch.
-
-    Formula:  4 us + max(bytes / (0.75 BW), FLOPs / (0.35 P))
-    Error:    not measured kernel by kernel; the decode share agrees with served steps of gated-delta models
-    Source:   step model of the development set (state update: 4 us + bytes / 0.75 BW)
-    """
-    found = Calibrated(None, {}, "transferred", "", "", None)
+def states(ops: list[StateUpdate], machine: Machine) -> list[OpTime]:
+    """Recurrent states of linear attention and state-space layers."""
     out = []
     for op in ops:
-        sheet = machine.datasheet(op)
-        work = np.maximum(sheet.memory_s / STATE_MEMORY_FRACTION, sheet.compute_s / STATE_COMPUTE_FRACTION)
-        out.append(timed(op, machine, STATE_LAUNCH_S + work, STATE_LAUNCH_S, found, "all"))
+        s = op.sequences
+        total = state_update_time(
+            s.count, s.new, op.heads, op.key_dim, op.value_dim, chip=machine.chip, state_bytes=op.state_bytes,
+            peak_flops_per_s=machine.peak_flops_per_s(op), flops_per_element=op.flops_per_element,
+        )  # fmt: skip
+        out.append(timed(op, machine, total, STATE.launch_s, UNMEASURED, "all"))
+    return out
+
+
+def scores(ops: list[IndexScores], machine: Machine) -> list[OpTime]:
+    """Scores of a sparse indexer; a compressed cache has one key for `ratio` positions."""
+    out = []
+    for op in ops:
+        s = op.sequences
+        total = index_scores_time(
+            s.count, s.new, np.asarray(s.past, float) / op.ratio, op.heads, op.dim, chip=machine.chip,
+            peak_flops_per_s=machine.peak_flops_per_s(op), key_bytes=op.key_bytes,
+        )  # fmt: skip
+        out.append(timed(op, machine, total, STATE.launch_s, UNMEASURED, "all"))
     return out
