@@ -59,10 +59,13 @@ def convert(kind: str, frame: pd.DataFrame, where: str) -> tuple[str, pd.DataFra
     """
     try:
         op, rows = READERS[kind](frame)
+        seconds = 1e-3 * frame["latency"].astype(float)
     except KeyError as missing:
-        raise InputError(f"'{where}' lacks the column {missing} that a table of {kind} has") from None
+        name = str(missing.args[0])
+        name = next((c for c in re.findall(r"'(\w+)'", name) if c not in frame), name)
+        raise InputError(f"'{where}' lacks the column '{name}' that a table of {kind} has") from None
     rows = rows.assign(
-        time_s=1e-3 * frame["latency"].astype(float),
+        time_s=seconds,
         stack=_stack(frame),
         stack_version=frame["version"].astype(str) if "version" in frame else "",
         kernel=frame["kernel_source"].astype(str) if "kernel_source" in frame else "any",

@@ -100,6 +100,7 @@ class Subject:
     machine: Machine
     date: str
     source: str
+    ceilings: bool = True  # whether its peaks are a datasheet's; rates that were measured can be exceeded
 
     @property
     def tiled(self) -> bool:
@@ -132,7 +133,7 @@ def subject_of(tables: Tables, hw: str | None, *, date: str, source: str) -> tup
         accelerator = accelerator_of(data)
     else:
         raise InputError("no row says which device it was measured on: name it (--name h100-sxm)")
-    return Subject(accelerator, machine(accelerator, engine_named("vllm")), date, source), data
+    return Subject(accelerator, machine(accelerator, engine_named("vllm")), date, source, data is None), data
 
 
 def _rates(tables: Tables) -> tuple[float, dict[str, float]]:
@@ -164,10 +165,12 @@ def calibrate(tables: Tables, subject: Subject) -> tuple[list[Result], list[str]
         for cold, part in known.groupby("cold", sort=True):
             if len(part):
                 results += adapter(part.reset_index(drop=True), subject, bool(cold))
+    alone = [r for r in results if not np.isfinite(r.entry.mape)]
+    notes += [f"{_label(r)} is left out: all rows are of one shape group, none can be held out" for r in alone]
     worse = [r for r in results if r.entry.mape >= r.datasheet_mape]
-    results = [r for r in results if r not in worse]
+    results = [r for r in results if r not in worse and r not in alone]
     notes += [
-        f"{r.op} {r.entry.format} {r.entry.engine} {r.entry.kernel} is left out: {r.entry.mape:.0%} off on shapes that "
+        f"{_label(r)} is left out: {r.entry.mape:.0%} off on shapes that "
         f"were held out, the datasheet {r.datasheet_mape:.0%}"
         for r in worse
     ]
@@ -176,12 +179,15 @@ def calibrate(tables: Tables, subject: Subject) -> tuple[list[Result], list[str]
         reasons = "".join(f"; {note}" for note in notes)
         raise InputError(f"nothing to fit: the tables hold {held}; {FEWEST} rows of a format are needed{reasons}")
     notes += [
-        f"{r.op} {r.entry.format} {r.entry.engine} {r.entry.kernel}: {name} = {r.entry.constants[name]:.4g} is at its "
-        f"{side} bound"
+        f"{_label(r)}: {name} = {r.entry.constants[name]:.4g} is at its {side} bound"
         for r in results
         for name, side in r.entry.at_bound.items()
     ]
     return results, notes
+
+
+def _label(r: Result) -> str:
+    return f"{r.op} {r.entry.format} {r.entry.engine} {r.entry.kernel}"
 
 
 def _known(op: str, frame: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
@@ -201,17 +207,22 @@ def rows_of(frame: pd.DataFrame) -> dict[str, np.ndarray]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
-def refuse_impossible(seconds: np.ndarray, datasheet_s: np.ndarray, what: str, subject: Subject) -> None:
-    """Nothing, where every row takes at least its time at datasheet peaks.
+def refuse_impossible(
+    frame: pd.DataFrame, datasheet: Callable[[Columns], np.ndarray], x: Columns, what: str, subject: Subject
+) -> None:
+    """Nothing, where every row takes at least its time at datasheet peaks: FLOPs always, bytes where caches were cold.
 
     Errors: InputError for the worst row
     """
-    share = datasheet_s / seconds
-    worst = int(np.argmax(share))
-    if share[worst] > BEYOND:
+    if not subject.ceilings:
+        return
+    limit = x if frame["cold"].all() else dict(x) | {"bandwidth": np.full(len(frame), np.inf)}
+    least, seconds = datasheet(limit), frame["time_s"].to_numpy(float)
+    worst = int(np.argmax(least / seconds))
+    if least[worst] > BEYOND * seconds[worst]:
         raise InputError(
-            f"{what}, row {worst + 1}: {seconds[worst]:.3g} s is {share[worst]:.0%} of what the peaks of "
-            f"{subject.accelerator.name} allow ({datasheet_s[worst]:.3g} s). More than 100 % of a ceiling is an input "
+            f"{what}, row {worst + 1}: {seconds[worst]:.3g} s is {least[worst] / seconds[worst]:.0%} of what the peaks "
+            f"of {subject.accelerator.name} allow ({least[worst]:.3g} s). More than 100 % of a ceiling is an input "
             "error: is it another device, is the peak of one die, or was the data in a cache?"
         )
 
@@ -225,10 +236,9 @@ def _gemm(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
         rows.pop("weight_copies", None)
     chip, peaks = subject.chip(cold), subject.peaks(sorted(set(frame["dtype"])))
     x = gemm.gemm_columns(rows, chip, peaks)
-    ideal = gemm.predicted_s(gemm_kernels.IDENTITY, x)
-    if cold:
-        refuse_impossible(rows["time_s"], ideal, "gemm", subject)
-    frame = frame.assign(format=frame["dtype"], ideal_s=ideal, engine=frame["stack"], kernel="any")
+    datasheet = partial(gemm.predicted_s, gemm_kernels.IDENTITY)
+    refuse_impossible(frame, datasheet, x, "gemm", subject)
+    frame = frame.assign(format=frame["dtype"], ideal_s=datasheet(x), engine=frame["stack"], kernel="any")
     if subject.tiled:
         found = gemm.calibrate_gemm(rows, chip, peaks, date=subject.date, source=subject.source, folds=FOLDS)
         return _judged("gemm", [e for e in found if e.rows >= FEWEST], frame)
@@ -242,7 +252,9 @@ def _moe(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
     rows = rows_of(frame)
     table = moe.Table(rows, subject.chip(cold), subject.peaks(sorted(set(frame["dtype"]))))
     x = moe.moe_columns(table)
-    frame = frame.assign(format=frame["dtype"], ideal_s=moe.predicted_s(moe_kernels.IDENTITY, x), engine=frame["stack"])
+    datasheet = partial(moe.predicted_s, moe_kernels.IDENTITY)
+    refuse_impossible(frame, datasheet, x, "moe", subject)
+    frame = frame.assign(format=frame["dtype"], ideal_s=datasheet(x), engine=frame["stack"])
     if not subject.tiled:
         start, free = UNTILED["moe"]
         layouts = frame[["hidden", "inter", "topk", "experts"]].astype(str).agg("/".join, axis=1)
@@ -326,9 +338,9 @@ def _softmax(model: attention.Model, ideal: Any) -> Callable[[pd.DataFrame, Subj
     def adapter(frame: pd.DataFrame, subject: Subject, cold: bool) -> list[Result]:
         rows, chip, peaks = rows_of(frame), subject.chip(cold), subject.peaks(attention_formats(frame))
         x = model.columns(rows, chip, peaks)
-        frame = frame.assign(format=model.format(rows), engine=frame["stack"], ideal_s=model.predicted_s(ideal, x))
-        if cold:
-            refuse_impossible(rows["time_s"], frame["ideal_s"].to_numpy(), model.op, subject)
+        datasheet = partial(model.predicted_s, ideal)
+        refuse_impossible(frame, datasheet, x, model.op, subject)
+        frame = frame.assign(format=model.format(rows), engine=frame["stack"], ideal_s=datasheet(x))
         if subject.tiled:
             found = attention.calibrate(model, rows, chip, peaks, date=subject.date, source=subject.source)
             return _judged(model.op, [e for e in found if e.rows >= FEWEST], frame)
@@ -399,7 +411,7 @@ def residual_table(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def achieved_text(results: Sequence[Result], kept: Mapping[str, Sequence[Mapping]] | None = None) -> str:
-    """The `achieved` block as YAML, one line per entry; `kept` are entries of ops that were not calibrated."""
+    """The `achieved` block as YAML, one line per entry; `kept` are entries that were not fitted anew."""
     blocks: dict[str, list[str]] = {}
     for op, entries in (kept or {}).items():
         dumped = [
@@ -409,7 +421,7 @@ def achieved_text(results: Sequence[Result], kept: Mapping[str, Sequence[Mapping
     for r in results:
         blocks.setdefault(r.op, []).append(flow_line(replace(r.entry, at_bound={})))
     lines = ["achieved: # fitted by 'roofline calibrate': fractions of the datasheet peaks, and seconds"]
-    for op in sorted(blocks):
+    for op in sorted(op for op, entries in blocks.items() if entries):
         lines += [f"  {op}:", *(f"    - {line}" for line in blocks[op])]
     return "\n".join(lines) + "\n"
 
@@ -425,8 +437,10 @@ def spec_text(results: Sequence[Result], subject: Subject, data: Mapping[str, An
     else:
         path: Path = locate("hardware", hw or subject.accelerator.name)
         old = read_yaml(path).get("achieved") or {}
-        fitted = {r.op for r in results}
-        kept = {op: entries for op, entries in old.items() if op not in fitted}
+        fitted = {(r.op, r.entry.format, r.entry.engine, r.entry.kernel) for r in results}
+        for op, entries in old.items():
+            labels = [tuple(e.get(n, "any") for n in ("format", "engine", "kernel")) for e in entries]
+            kept[op] = [e for e, label in zip(entries, labels, strict=True) if (op, *label) not in fitted]
         head = _without_achieved(path.read_text(encoding="utf-8"))
     text = head + achieved_text(results, kept)
     build(Accelerator, yaml.safe_load(text), where="the calibrated spec")

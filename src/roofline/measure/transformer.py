@@ -43,7 +43,9 @@ def truncated(model: Model, layers: int) -> Model:
         if take:
             runs.append(Run(run.layer, take))
         left -= take
-    return model.model_copy(update={"layers": tuple(runs), "mtp": None, "vision": None, "published": None})
+    kept = {name: getattr(model, name) for name in Model.model_fields}
+    changes = {"layers": tuple(runs), "mtp": None, "vision": None, "published": None}
+    return Model.model_validate(kept | changes)  # a copy would carry over what the model has worked out of its layers
 
 
 def enough_layers(model: Model, device: Device, element_bytes: float = 2.0) -> int:
