@@ -21,8 +21,8 @@ from roofline.calibration.collective import (
 from roofline.errors import InputError
 from roofline.kernels.chip import Chip
 from roofline.kernels.collective import (
+    COLLECTIVES,
     IDENTITY,
-    KINDS,
     CollectiveConstants,
     collective_latency,
     collective_time,
@@ -31,7 +31,7 @@ from roofline.kernels.collective import (
 
 NVLINK = Chip(3.35e12, link_bytes_per_s=450e9)  # NVLink 4: 900 GB/s both directions together (H100 datasheet)
 
-kinds = st.sampled_from(KINDS)
+kinds = st.sampled_from(COLLECTIVES)
 messages = st.floats(1.0, 1e10)
 ranks = st.integers(2, 72)
 constant_sets = st.builds(
@@ -94,7 +94,7 @@ def test_array_equals_scalar(many, constants):
 
 
 def test_one_rank_communicates_nothing():
-    assert all(collective_time(k, 1e6, 1, chip=NVLINK) == 0.0 for k in KINDS)
+    assert all(collective_time(k, 1e6, 1, chip=NVLINK) == 0.0 for k in COLLECTIVES)
 
 
 def test_mesh_uses_only_the_links_between_the_ranks():

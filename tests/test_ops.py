@@ -97,7 +97,7 @@ def test_all_experts_chosen_is_the_dense_layer():
 
 
 def test_a_rank_alone_sends_nothing():
-    for pattern in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+    for pattern in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
         assert float(Collective("c", pattern, 1e6, 1).wire_bytes) == 0
     assert float(Collective("c", "all_reduce", 8.0, 4).wire_bytes) == 12
 

@@ -13,10 +13,12 @@ from typing import ClassVar
 import numpy as np
 
 from roofline.arrays import Array
+from roofline.errors import InputError
 from roofline.precision import FORMATS, Format
 from roofline.workload import Sequences, attended_pairs, kv_tokens_read
 
 BF16 = FORMATS["bf16"]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send")
 ACTIVATION_BYTES = 2.0  # between ops activations are 16 bits wide
 
 
@@ -301,7 +303,7 @@ class Elementwise(Op):
 class Collective(Op):
     """One collective over `ranks`; `payload_bytes` is the buffer of one rank. One rank alone sends nothing."""
 
-    pattern: str  # all_reduce | all_gather | reduce_scatter | all_to_all | send
+    pattern: str  # one of COLLECTIVES
     payload_bytes: Array
     ranks: int
     across_nodes: bool = False
@@ -310,13 +312,27 @@ class Collective(Op):
 
     @property
     def wire_bytes(self) -> Array:
-        """Bytes that each rank must send: 2 (n-1)/n b for an all-reduce, (n-1)/n b for the others, b for a send.
+        """Bytes that each rank must send: see `wire_bytes`."""
+        return wire_bytes(self.pattern, self.payload_bytes, self.ranks)
 
-        Source: Thakur, Rabenseifner, Gropp 2005, lower bounds of section 3
-        """
-        share = (self.ranks - 1.0) / self.ranks
-        factor = {"all_reduce": 2.0 * share, "send": 1.0}.get(self.pattern, share)
-        return factor * np.asarray(self.payload_bytes, float)
+
+def wire_bytes(kind: str, message_bytes: Array, ranks: Array) -> Array:
+    """Return the bytes that each rank must send, at least, when no switch helps.
+
+    Formula:  all_reduce 2 (n-1)/n b; all_gather, reduce_scatter, alltoall (n-1)/n b; send b
+    Args:     kind, one of COLLECTIVES; message_bytes b [B]: the full buffer, as nccl-tests counts it (all_gather: what
+              a rank holds afterwards; reduce_scatter: what it holds before); ranks n [-]
+    Returns:  [B] per rank, one direction
+    Source:   NCCL tests, doc/PERFORMANCE.md
+
+    >>> float(wire_bytes("all_reduce", 8e6, 8))
+    14000000.0
+    """
+    if kind not in COLLECTIVES:
+        raise InputError(f"collective: unknown kind '{kind}'; allowed: {', '.join(COLLECTIVES)}")
+    if kind == "send":
+        return message_bytes * np.ones_like(np.asarray(ranks, float))
+    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1.0) / ranks * message_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from roofline.errors import InputError
 from roofline.kernels.chip import Array, Chip
+from roofline.ops import wire_bytes
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send")
 HALF_BYTES = 8192.0  # [B] message at which half of the extra latency of a larger launch has set in
 
 
@@ -48,25 +47,6 @@ IDENTITY = CollectiveConstants(
     fast_s=0.0, fast_rank_s=0.0, fast_step_s=0.0, fast_fraction=1.0, one_shot=0.0, bulk_s=0.0, bulk_rank_s=0.0,
     bulk_fraction=1.0, doubling=1.0, switch_s=0.0, switch_fraction=1.0,
 )  # fmt: skip
-
-
-def wire_bytes(kind: str, message_bytes: Array, ranks: Array) -> Array:
-    """Return the bytes that each rank must send, at least, when no switch helps.
-
-    Formula:  all_reduce 2 (n-1)/n b; all_gather, reduce_scatter, alltoall (n-1)/n b; send b
-    Args:     kind, one of KINDS; message_bytes b [B]: the full buffer, as nccl-tests counts it (all_gather: what a rank
-              holds afterwards; reduce_scatter: what it holds before); ranks n [-]
-    Returns:  [B] per rank, one direction
-    Source:   NCCL tests, doc/PERFORMANCE.md
-
-    >>> float(wire_bytes("all_reduce", 8e6, 8))
-    14000000.0
-    """
-    if kind not in KINDS:
-        raise InputError(f"collective: unknown kind '{kind}'; allowed: {', '.join(KINDS)}")
-    if kind == "send":
-        return message_bytes * np.ones_like(np.asarray(ranks, float))
-    return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1.0) / ranks * message_bytes
 
 
 def collective_time(

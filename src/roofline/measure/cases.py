@@ -229,8 +229,7 @@ def op_of(kind: str, shape: Mapping[str, Any]) -> Op | None:
             float(s["tp"]), float(s["ep"]), format_named(s["dtype"]),
         )  # fmt: skip
     if kind == "collective":
-        pattern = {"alltoall": "all_to_all"}.get(s["collective"], s["collective"])
-        return Collective(kind, pattern, float(s["bytes"]), int(s["ranks"]))
+        return Collective(kind, s["collective"], float(s["bytes"]), int(s["ranks"]))
     if kind == "bandwidth":
         return Elementwise(f"{kind}.{s['kernel']}", float(s["bytes"]) * (2.0 if s["kernel"] == "copy" else 1.0))
     return None

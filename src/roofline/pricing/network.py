@@ -15,9 +15,6 @@ from roofline.machine import Machine
 from roofline.ops import Collective, Exchange
 from roofline.pricing.common import timed
 
-# The pattern of a collective as the kernel model and its tables name it.
-_PATTERNS = {"all_to_all": "alltoall"}
-
 
 def collectives(ops: list[Collective], machine: Machine) -> list[OpTime]:
     found: dict[tuple, OpTime] = {}  # a layer has the same one after attention and after its feed-forward block
@@ -32,7 +29,7 @@ def collectives(ops: list[Collective], machine: Machine) -> list[OpTime]:
 
 def _collective(op: Collective, machine: Machine) -> OpTime:
     """One collective: over the scale-up links with the engine's library, between domains over the network."""
-    kind = _PATTERNS.get(op.pattern, op.pattern)
+    kind = op.pattern
     inside = machine.inside_domain(op)
     found = machine.constants("collective", "any", CollectiveConstants(), kind)
     chip = machine.chip

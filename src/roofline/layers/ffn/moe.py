@@ -142,8 +142,8 @@ def exchange(hidden: int, tokens: Array, top_k: int, dispatch_bytes: float, plan
         rows = distinct_experts(n, 1.0, top_k) * tokens * hidden
         ways += [
             (
-                Collective("moe.dispatch", "all_to_all", rows * dispatch_bytes, n),
-                Collective("moe.combine", "all_to_all", rows * ACTIVATION_BYTES, n),
+                Collective("moe.dispatch", "alltoall", rows * dispatch_bytes, n),
+                Collective("moe.combine", "alltoall", rows * ACTIVATION_BYTES, n),
             )
         ]
     return Exchange("moe.exchange", tuple(ways))
