@@ -162,7 +162,8 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
     Formula:  lam requests/s arrive (closed loop: in a window W in which a generation ends), k of them share a step
                 W   = w (1 - r) Omax tp + [mixed] b max(s/min(g, b), f)
                 lam = min(max(b/W, b/(O tp)), 1/f)                           open loop: the rate
-                k   = max(1, lam S(k)), bounded by b; holding: at least 1 + lam hold D; polling: max(1, lam N D)
+                k   = max(1, lam S(k)), prompts first in a closed loop: max(1, lam D); bounded by b;
+                      holding: at least 1 + lam hold D; polling: at least lam N D
                 j   = min(k, g) of them share a step
                 tp  = D + ((b - k) + (k - j)/2)/O (S(j) - D)/j;  prompts first: S(j) in place of S(j) - D
                       (prompts of my own step do not delay my tokens, of those let in with me half come later)
@@ -188,7 +189,8 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
         span = np.maximum(window * (tp if r.mixed else decode) + full, 1e-12)
         lam = np.maximum(b / span, b / (osl * tp)) if rate is None else rate
         lam = np.minimum(lam, 1.0 / np.maximum(f, 1e-12))
-        k = np.maximum(1.0, lam * each)
+        # where prompts stop decodes, nobody ends and asks again meanwhile
+        k = np.maximum(1.0, lam * (each if r.mixed or rate is not None else decode))
         k = np.maximum(k, 1.0 + lam * r.hold * decode)
         k = np.where(r.poll > 1, np.maximum(k, lam * polled), k)
         k = np.minimum(np.where(lockstep, b, k), most)
