@@ -17,7 +17,7 @@ from roofline.measure import Log, measure, read_measurements
 from roofline.measure.cases import OPS, Case, cases, op_of, scope
 from roofline.measure.ceilings import utilisation
 from roofline.measure.device import Device, busy, open_device
-from roofline.measure.identify import NAMES, accelerator_of, empirical_spec, hardware_name
+from roofline.measure.identify import NAMES, accelerator_of, empirical_spec, hardware_name, is_empirical
 from roofline.measure.kernels import KERNELS, Work, copies
 from roofline.measure.nvml import Sampler, throttle_reasons
 from roofline.measure.records import read_records
@@ -282,6 +282,7 @@ SESSION = {"device": "Some CPU", "kind": "cpu", "cores": 4, "cache_bytes": 32e6,
 def test_a_spec_of_measured_peaks():
     spec = accelerator_of(empirical_spec(SESSION, 20e9, {"bf16": 2e11}))
     assert spec.bandwidth_bytes_per_s == 20e9 and spec.peak_flops_per_s("bf16") == 2e11 and spec.kind == "cpu"
+    assert is_empirical(spec) and not is_empirical(hardware("h100-sxm"))
     assert spec.usable_bytes == 16e9 and "not a datasheet" in spec.sources["measured"]
     with pytest.raises(InputError, match="no matmul"):
         empirical_spec(SESSION, 20e9, {})

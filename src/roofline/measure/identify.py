@@ -32,6 +32,7 @@ NAMES = (
     (r"Apple M3$", "m3"), (r"Apple M2 Ultra", "m2-ultra"), (r"Apple M2 Max", "m2-max"), (r"Apple M1 Ultra", "m1-ultra"),
     (r"Apple M1 Max", "m1-max"),
 )  # fmt: skip
+MEASURED = "measured"  # source key of a spec whose peaks are the highest rates that were reached
 COMPUTE = ("bf16", "fp16", "fp32", "fp8", "int8")
 
 
@@ -78,16 +79,21 @@ def empirical_spec(session: Mapping[str, Any], bandwidth_bytes_per_s: float, pea
             "type": "unknown",
             "bandwidth": quantity(bandwidth_bytes_per_s, "B/s", digits=6),
             "unified": session["kind"] in ("cpu", "mps"),
-            "source": "measured",
+            "source": MEASURED,
         },
         "compute": {
             "dense": {fmt: quantity(rate, "FLOP/s", digits=6) for fmt, rate in peaks.items() if fmt in COMPUTE},
             "cores": int(session["cores"]),
             "llc" if kind == "cpu" else "l2": quantity(session["cache_bytes"], "B", digits=6),
-            "source": "measured",
+            "source": MEASURED,
         },
-        "sources": {"measured": f"roofline measure, {session['date']}: highest rates reached, not a datasheet"},
+        "sources": {MEASURED: f"roofline measure, {session['date']}: highest rates reached, not a datasheet"},
     }
+
+
+def is_empirical(accelerator: Accelerator) -> bool:
+    """Whether the peaks of a spec are rates that were measured, not a datasheet's."""
+    return MEASURED in accelerator.memory.source
 
 
 def accelerator_of(data: Mapping[str, Any]) -> Accelerator:

@@ -13,7 +13,7 @@ from roofline.measure.cases import Case, cases, op_of, scope
 from roofline.measure.ceilings import utilisation
 from roofline.measure.collectives import time_collectives
 from roofline.measure.device import Device, busy, open_device
-from roofline.measure.identify import hardware_name
+from roofline.measure.identify import hardware_name, is_empirical
 from roofline.measure.kernels import KERNELS, Work
 from roofline.measure.records import Log
 from roofline.measure.timing import Timing, summary, time_calls
@@ -154,7 +154,7 @@ def check(case: Case, shape: dict, timing: Timing, accelerator: Accelerator | No
     Errors: InputError naming the ceiling that it exceeds
     """
     op = op_of(case.op, shape)
-    if accelerator is None or op is None:
+    if accelerator is None or op is None or is_empirical(accelerator):
         return
     if op.flops:
         fmt = shape.get("dtype", "bf16")

@@ -12,7 +12,8 @@ from roofline.deployment import Deployment
 from roofline.errors import check_number
 from roofline.measure.ceilings import utilisation
 from roofline.measure.device import Device, open_device
-from roofline.measure.identify import accelerator_of, empirical_spec, hardware_name
+from roofline.measure.identify import accelerator_of, empirical_spec, hardware_name, is_empirical
+from roofline.measure.interruptions import DISTURBED
 from roofline.measure.kernels import bandwidth, gemm, launch
 from roofline.measure.profile import torch_engine
 from roofline.measure.timing import time_calls
@@ -68,6 +69,11 @@ class DecodeUtilization:
             f"{self.steps} steps"
         )
         lines = [f"{name:18}{measured:>14}{predicted:>14}" for name, measured, predicted in rows]
+        rate = self.sensors.get("interruptions_per_s", 0.0)
+        if rate > DISTURBED:
+            lines.append(
+                f"other work took the processor away {rate:.0f} times a second: measure again on a quiet machine"
+            )
         return "\n".join([head, f"{'':18}{'measured':>14}{'predicted':>14}", *lines])
 
 
@@ -100,7 +106,7 @@ def measure_decode_utilization(
     if layers is not None:
         layers = int(check_number("layers", layers, low=1, high=whole.stored_layers, integer=True))
         whole = truncated(whole, layers)
-    accelerator, is_ceiling = (hw, True) if isinstance(hw, Accelerator) else _accelerator(where, hw, dtype)
+    accelerator = hw if isinstance(hw, Accelerator) else _accelerator(where, hw, dtype)
     runner = RandomTransformer(whole, where, batch=batch, context=context, dtype=dtype)
     graph = bool(where.graphs and not runner.data_dependent)
     times, sensors = _decode(where, where.graphed(runner.decode) if graph else runner.decode, seconds)
@@ -113,7 +119,7 @@ def measure_decode_utilization(
         (needed, accelerator.bandwidth_bytes_per_s, "B/s"),
         (flops, accelerator.peak_flops_per_s(dtype), "FLOP/s"),
     ):
-        if is_ceiling:
+        if not is_empirical(accelerator):  # rates that were measured can be exceeded
             utilisation(done / step_s, peak, unit, f"decode of {whole.name}", accelerator.name)
         shares.append(done / peak)
     expected_s = float(predicted.total_s)
@@ -150,14 +156,14 @@ def _decode(where: Device, call: Any, seconds: float) -> tuple[list[float], dict
     return times, watch.summary()
 
 
-def _accelerator(where: Device, hw: str | None, dtype: str) -> tuple[Accelerator, bool]:
-    """The named or recognised hardware, whose peaks are ceilings; else a spec from a quick look, whose are not."""
+def _accelerator(where: Device, hw: str | None, dtype: str) -> Accelerator:
+    """The named or recognised hardware; else a spec from a quick look at bandwidth and matmul."""
     facts = where.facts()
     name = hw or hardware_name(facts["device"], facts["cores"] if where.kind == "cpu" else None)
     if name:
-        return hardware(name), True
+        return hardware(name)
     size, side = 4.0 * where.cache_bytes, 2048.0
     read = time_calls(where, bandwidth(where, {"kernel": "read", "bytes": size}).calls, budget_s=0.3)
     product = time_calls(where, gemm(where, {"dtype": dtype, "m": side, "n": side, "k": side}).calls, budget_s=0.3)
     rates = {dtype: 2.0 * side**3 / product.p10_s}
-    return accelerator_of(empirical_spec(facts | {"date": "just now"}, size / read.p10_s, rates)), False
+    return accelerator_of(empirical_spec(facts | {"date": "just now"}, size / read.p10_s, rates))
