@@ -120,7 +120,7 @@ class Look:
         return 0.82 * self.size.text
 
     def rc(self) -> dict:
-        """Settings of matplotlib while a figure is drawn; whatever the user has set does not shine through."""
+        """Settings of matplotlib while a figure is drawn."""
         t, s = self.theme, self.size
         return {
             "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
@@ -161,7 +161,9 @@ class Look:
             "figure.dpi": s.dpi,
             "hatch.linewidth": 0.7,
             "hatch.color": t.muted,
-            "path.simplify": True,
+            "svg.hashsalt": "roofline",  # ids that are the same each time
+            "svg.fonttype": "path",
+            "pdf.fonttype": 42,
         }
 
 
@@ -179,6 +181,7 @@ class Picture(Figure):
     """A matplotlib figure that shows itself in a notebook and can be written, without pyplot's global state."""
 
     caption: str = ""  # what it shows, in words
+    how: Look = Look()
 
     def save(self, path: str | Path) -> Path:
         """Write it as PNG, SVG or PDF, by the ending of `path`."""
@@ -194,7 +197,7 @@ class Picture(Figure):
         metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}.get(
             ending, {"CreationDate": None, "Creator": None, "Producer": None}
         )
-        with rc_context({"svg.hashsalt": "roofline", "svg.fonttype": "path", "pdf.fonttype": 42}):
+        with _settings(self.how):  # ticks are made when they are drawn
             self.savefig(buffer, format=ending, metadata=metadata, dpi=self.dpi, facecolor=self.get_facecolor())
         return buffer.getvalue()
 
@@ -203,12 +206,20 @@ class Picture(Figure):
 
 
 @contextmanager
-def drawing(how: Look) -> Iterator[Picture]:
-    """An empty picture, with matplotlib set to the look while it is drawn."""
+def _settings(how: Look) -> Iterator[None]:
+    """Matplotlib as a look wants it, whatever the user has set; back again at the end."""
     with rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(how.rc())
+        yield
+
+
+@contextmanager
+def drawing(how: Look) -> Iterator[Picture]:
+    """An empty picture, with matplotlib set to the look while it is drawn."""
+    with _settings(how):
         picture = Picture(figsize=(how.size.width, how.size.height), dpi=how.size.dpi, layout="constrained")
+        picture.how = how
         FigureCanvasAgg(picture)
         edge = 0.09 if how.narrow else 0.13
         picture.get_layout_engine().set(w_pad=edge, h_pad=edge)

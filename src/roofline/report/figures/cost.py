@@ -16,7 +16,7 @@ from roofline.specs.library import hardware
 from roofline.specs.prices import quote
 from roofline.sweeps import Sweep
 
-GAIN = "USD per million output tokens"
+GAIN = shared.GAINS["usd_per_mtok_output"]
 
 
 def of(
@@ -86,7 +86,7 @@ def _of_plan(r: Recommendation) -> Frontier:
     limits = r.slo.limits
     return Frontier(
         str(r.traffic), "Cost against speed of whole fleets", GAIN, False, strongest(curves, False),
-        limits.get("ttft_s"), limits.get("tpot_s"),
+        limits.get("ttft_s"), limits.get("tpot_s"), "replicas", joined=False,
     )  # fmt: skip
 
 

@@ -34,7 +34,14 @@ from roofline.report.style import (
 )  # fmt: skip
 from roofline.serving.steady import steady_state
 from roofline.sweeps import Sweep
+from roofline.sweeps.metrics import metric
 
+# What is on the other axis, as people call it
+GAINS = {
+    "tokens_per_s_gpu": "Output tokens/s per GPU",
+    "usd_per_mtok_output": "USD per million output tokens",
+}
+LOADS = {"concurrency": "in flight", "batch": "together", "rate_per_s": "requests/s"}
 MOST_GPUS = 8
 MOST_CURVES = 7
 SPAN = 4096.0  # requests in flight at most
@@ -62,6 +69,8 @@ class Frontier:
     curves: tuple[Curve, ...]
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
+    load: str = "in flight"  # what the load of a point counts
+    joined: bool = True  # False: points are choices of their own, with nothing between
 
     def kept(self, curve: Curve) -> np.ndarray:
         """Points of a curve that keep both limits."""
@@ -98,7 +107,7 @@ def of(
     curves = [layout_curve(subject, where, label, "tokens_per_s_gpu") for label, where in tried]
     about = f"{about_formats(d)} on {d.accelerator.name}, {about_lengths(subject)}"
     return Frontier(
-        about, "Throughput against speed, by layout", "Output tokens/s per GPU", True, strongest(curves),
+        about, "Throughput against speed, by layout", GAINS["tokens_per_s_gpu"], True, strongest(curves),
         slo_ttft_s, slo_tpot_s,
     )  # fmt: skip
 
@@ -140,13 +149,11 @@ def layout_curve(e: Estimate, where: Deployment, label: str, gain: str, usd_per_
 
 def of_sweep(s: Sweep, x: str, y: str, slo_ttft_s: float | None, slo_tpot_s: float | None) -> Frontier:
     """A curve for each combination of what was swept beside the load."""
-    from roofline.sweeps.metrics import METRICS, metric
-
     for name in (x, y, "ttft_s"):
         if name not in s.columns:
             metric(name)
             raise InputError(f"the frontier needs '{name}'; add it: sweep(..., metrics=[{name!r}, ...])")
-    loads = [n for n in s.grid.swept if n in ("batch", "concurrency", "rate_per_s")]
+    loads = [n for n in s.grid.swept if n in LOADS]
     frame = s.to_pandas(feasible_only=True)
     if frame.empty:
         raise InputError("no point of the sweep is feasible: there is nothing to draw")
@@ -156,14 +163,14 @@ def of_sweep(s: Sweep, x: str, y: str, slo_ttft_s: float | None, slo_tpot_s: flo
     for key, rows in groups:
         rows = rows.sort_values(x)
         values = key if isinstance(key, tuple) else (key,)
-        label = " ".join(f"{n} {v:g}" if isinstance(v, float) else f"{n} {v}" for n, v in zip(others, values)) or "all"
+        label = " ".join(v if isinstance(v, str) else f"{n} {v:g}" for n, v in zip(others, values)) or "all"
         load = rows[loads[0]].to_numpy(float) if loads else np.full(len(rows), np.nan)
         curves.append(Curve(label, *(rows[c].to_numpy(float) for c in (x, y, "ttft_s")), load))
-    unit = METRICS[y].unit if y in METRICS else ""
+    better = metric(y).larger_is_better
+    swept = ", ".join(f"{name} ({len(values)})" for name, values in s.axes.items())
     return Frontier(
-        ", ".join(f"{n}: {len(v)}" for n, v in s.axes.items()), "Pareto frontier of a sweep",
-        f"{y} [{unit}]", metric(y).larger_is_better, strongest(curves, metric(y).larger_is_better),
-        slo_ttft_s, slo_tpot_s,
+        f"sweep over {swept}", "Pareto frontier of a sweep", GAINS.get(y, f"{y} [{metric(y).unit}]"), better,
+        strongest(curves, better), slo_ttft_s, slo_tpot_s, LOADS[loads[0]] if loads else "",
     )  # fmt: skip
 
 
@@ -205,7 +212,7 @@ def caption(f: Frontier) -> str:
         return f"None of the {len(f.curves)} layouts keeps{limits.removeprefix(' with')}."
     curve, i = best
     return (
-        f"Best{limits}: {curve.label} with {number(curve.load[i])} requests in flight: {number(curve.gain[i])} "
+        f"Best{limits}: {curve.label}, {number(curve.load[i])} {f.load}: {number(curve.gain[i])} "
         f"{f.gain.replace('Output', 'output', 1)}, {number(curve.per_user[i])} tokens/s for each user, "
         f"TTFT {seconds(curve.ttft_s[i])}."
     )
@@ -234,15 +241,17 @@ def draw(figure: Picture, how: Look, f: Frontier) -> None:
               solid_joinstyle="round", zorder=1.5)  # fmt: skip
     for i, curve in enumerate(f.curves):
         colour, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-        axes.plot(curve.per_user, curve.gain, color=colour, linestyle=DASHES[i % len(DASHES)], zorder=2)
+        if f.joined:
+            axes.plot(curve.per_user, curve.gain, color=colour, linestyle=DASHES[i % len(DASHES)], zorder=2)
         good = np.full(curve.ttft_s.shape, True) if f.slo_ttft_s is None else curve.ttft_s <= f.slo_ttft_s
-        every = slice(None, None, 3 if how.narrow else 2)
+        crowded = f.joined and curve.load.size > 16
+        every = slice(None, None, (3 if how.narrow else 2) if crowded else 1)
         for mask, face in ((good, colour), (~good, how.theme.paper)):
             some = mask[every]
             axes.scatter(curve.per_user[every][some], curve.gain[every][some], marker=marker, s=2.6 * how.size.text,
                          facecolors=face, edgecolors=colour, linewidths=1.2, zorder=3)  # fmt: skip
     handles = [
-        Line2D([], [], color=SERIES[i % len(SERIES)], linestyle=DASHES[i % len(DASHES)],
+        Line2D([], [], color=SERIES[i % len(SERIES)], linestyle=DASHES[i % len(DASHES)] if f.joined else "",
                marker=MARKERS[i % len(MARKERS)], markersize=0.42 * how.size.text, label=c.label)
         for i, c in enumerate(f.curves)
     ]  # fmt: skip
@@ -265,6 +274,6 @@ def _mark_best(axes, how: Look, f: Frontier) -> None:
     x, y = curve.per_user[i], curve.gain[i]
     axes.plot([x], [y], marker="*", markersize=1.5 * how.size.text, color=ON_DARK, markeredgecolor=ON_LIGHT,
               markeredgewidth=1.3, linestyle="", zorder=6)  # fmt: skip
-    text = f"{curve.label}, {number(curve.load[i])} in flight\n{number(y)} at {number(x)} tok/s"
+    text = f"{curve.label}, {number(curve.load[i])} {f.load}\n{number(y)} at {number(x)} tok/s"
     others = [point for c in f.curves for point in zip(c.per_user, c.gain)]
     label_points(axes, how, [(text, (x, y))], boxes_around(axes, others, 0.2 * how.size.text), fontweight="bold")

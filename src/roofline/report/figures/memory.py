@@ -163,6 +163,6 @@ def draw(figure: Picture, how: Look, m: Memory) -> None:
         colour = VERMILLION if stack.remark == "does not fit" else how.theme.ink
         if how.narrow:
             text, at = f"{stack.remark} in {visible:.1f} GiB", (visible, y - 0.33)
-            place, colour = {"xytext": (0, 2), "va": "bottom", "ha": "right"}, how.theme.muted
+            place, colour = {"xytext": (-4, 2), "va": "bottom", "ha": "right"}, how.theme.muted
         note = axes.annotate(text, at, textcoords="offset points", fontsize=0.97 * how.small, color=colour, **place)
         note.set_in_layout(False)
