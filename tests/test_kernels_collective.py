@@ -21,13 +21,12 @@ from roofline.calibration.collective import (
 from roofline.errors import InputError
 from roofline.kernels.chip import Chip
 from roofline.kernels.collective import (
-    COLLECTIVES,
     IDENTITY,
     CollectiveConstants,
     collective_latency,
     collective_time,
-    wire_bytes,
 )
+from roofline.ops import COLLECTIVES, wire_bytes
 
 NVLINK = Chip(3.35e12, link_bytes_per_s=450e9)  # NVLink 4: 900 GB/s both directions together (H100 datasheet)
 
