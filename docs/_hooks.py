@@ -26,12 +26,12 @@ _docstrings = _sibling("_docstrings")
 # Chapters of the reference and of the formula index: title, and the modules (or folders) in them.
 CHAPTERS = {
     "Answers": ["estimates", "regimes", "economics", "explain", "sweeps", "planner", "techniques", "handoff",
-                "comparison", "report"],
+                "comparison", "display", "report", "plotted"],
     "Serving": ["serving", "speculative", "simulation"],
     "Steps": ["deployment", "step", "pricing", "machine", "calibrated", "kernels"],
     "Work": ["ops", "workload", "parallel", "precision", "forward", "layers"],
     "Memory": ["memory"],
-    "Specs": ["specs", "units", "errors"],
+    "Specs": ["specs", "units", "errors", "arrays", "files"],
     "Measuring": ["measure", "calibration", "validation"],
 }  # fmt: skip
 

@@ -1,9 +1,10 @@
 """Runs the blocks of Markdown pages and writes what they print back: `python docs/refresh.py [PAGES]`.
 
 A ```console block holds `$ command` lines, each followed by its output. A ```text block right after a ```python block
-is what that prints. The blocks of a page share one folder and one Python namespace, from top to bottom. Other languages
-(```sh, ```yaml) are shown only. A block between `<!-- command -->` and `<!-- end -->` comments is what the command
-prints, as Markdown. `tests/test_docs.py` checks that pages are up to date, numbers within 2 %.
+is what that prints; $ROOFLINE is the checkout. The blocks of a page share one folder and one Python namespace, from top
+to bottom. Other languages (```sh, ```yaml) are shown only. A block between `<!-- command -->` and `<!-- end -->`
+comments is what the command prints, as Markdown. `tests/test_docs.py` checks that pages are up to date, numbers within
+2 %.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def environment() -> Iterator[None]:
     """Fixed width, no colour, and the commands of this Python first."""
     old = dict(os.environ)
     path = os.pathsep.join([str(Path(sys.executable).parent), old.get("PATH", "")])
-    os.environ.update(ENVIRONMENT, PATH=path)
+    os.environ.update(ENVIRONMENT, PATH=path, ROOFLINE=str(ROOT))
     try:
         yield
     finally:

@@ -1,0 +1,159 @@
+"""The documentation: blocks run and show what they print now, the site builds without a warning and asks nobody."""
+
+from __future__ import annotations
+
+import html.parser
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+# Pages whose blocks other tests run.
+ELSEWHERE = {"simulation.md", "prefix-and-tiers.md"}
+
+
+def load(root, name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", root / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def pages(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.md"))
+
+
+def pytest_generate_tests(metafunc):
+    if "page" in metafunc.fixturenames:
+        metafunc.parametrize("page", pages(metafunc.config.rootpath / "docs"))
+
+
+def test_page_is_up_to_date(root, page):
+    refresh = load(root, "refresh")
+    text = (root / "docs" / page).read_text(encoding="utf-8")
+    if page in ELSEWHERE or not refresh.BLOCK.search(text):
+        pytest.skip("no block to run here")
+    for o in refresh.outputs(text, page):
+        assert refresh.same(o.shown, o.now), f"python docs/refresh.py docs/{page}\nshown:\n{o.shown}\nnow:\n{o.now}"
+
+
+# The tool itself.
+
+
+@pytest.mark.parametrize(
+    ("shown", "now", "equal"),
+    [
+        ("a 1.00 b", "a  1.01   b", True),
+        ("a 1.00 b", "a 1.05 b", False),
+        ("a 1,000 b", "a 1,001 c", False),
+        ("batch 5", "batch 5\nbatch 6", False),
+        ("h100-sxm 3", "h200-sxm 3", False),
+        ("0.0%", "0.0%", True),
+    ],
+)
+def test_same(root, shown, now, equal):
+    assert load(root, "refresh").same(shown, now) is equal
+
+
+def test_blocks_share_a_folder_and_names(root, tmp_path):
+    refresh = load(root, "refresh")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\na = 2\n```\n\n```console\n$ echo hello > x\n```\n\n```python\nprint(a, open('x').read())\n```\n\n"
+        "```text\n```\n\n```sh\nexit 1\n```\n",
+        encoding="utf-8",
+    )
+    assert refresh.refresh(page) == 1
+    assert "```text\n2 hello\n```" in page.read_text(encoding="utf-8")
+    assert refresh.refresh(page) == 0
+
+
+def test_failing_command_is_no_output(root):
+    refresh = load(root, "refresh")
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        refresh.run("exit 3")
+    with pytest.raises(RuntimeError, match="ended with 0"):
+        refresh.run("true # refused")
+
+
+def test_docstring_fields(root):
+    docstrings = load(root, "_docstrings") if importlib.util.find_spec("griffe") else None
+    if docstrings is None:
+        pytest.skip("griffe is not at hand")
+    text = "Return b.\n\nFormula:  a +\n          b\nArgs:     a [s]\nSource:   here\n\n>>> 1\n1"
+    sentences, fields, tests = docstrings.split(text)
+    assert (sentences, tests) == ("Return b.", ">>> 1\n1")
+    assert fields == {"Formula": "a +\nb", "Args": "a [s]", "Source": "here"}
+    shown = docstrings.markdown(text)
+    assert "**Formula**\n\n```text\na +\nb\n```" in shown
+    assert r"**Args** a \[s\]" in shown
+
+
+# The site.
+
+
+@pytest.fixture(scope="module")
+def site(root, tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    out = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(out)],
+        cwd=root, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
+class Requests(html.parser.HTMLParser):
+    """Collects what a browser would fetch while it shows a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag == "link" and given.get("rel", "") not in ("canonical", "next", "prev"):
+            self.found.append(given.get("href", ""))
+        elif tag in ("script", "img", "iframe", "source", "video"):
+            self.found.append(given.get("src", ""))
+
+
+def test_builds_and_asks_nobody(site):
+    built = sorted(site.rglob("*.html"))
+    assert len(built) > 100
+    for page in built:
+        parser = Requests()
+        parser.feed(page.read_text(encoding="utf-8"))
+        outside = [url for url in parser.found if re.match(r"(https?:)?//", url or "")]
+        assert not outside, f"{page.relative_to(site)}: {outside}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_formula_index_leads_to_the_code(root, site):
+    text = (site / "formulas.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="(api/[^"]+)#([^"]+)"', text)
+    assert len(links) > 100
+    for path, anchor in links:
+        page = (site / path).read_text(encoding="utf-8")
+        assert f'id="{anchor}"' in page, f"{path}#{anchor}"
+        assert "Source code in" in page
+    assert "E (1 - (1 - k/E)^T)" in text
+
+
+def test_every_module_has_a_page(root, site):
+    """A new module shows up in the reference by itself, or its chapter is missing in docs/_hooks.py."""
+    package = root / "src" / "roofline"
+    private = ("cli", "explore", "engines")
+    for file in package.rglob("*.py"):
+        parts = file.relative_to(package).with_suffix("").parts
+        defines = re.search(r"^(def|class) [a-zA-Z]", file.read_text(encoding="utf-8"), re.MULTILINE)
+        if file.name.startswith("_") or parts[0] in private or not defines:
+            continue
+        path = site / "api" / f"{'/'.join(parts)}.html"
+        assert path.exists(), f"{'.'.join(parts)} is in no chapter of docs/_hooks.py"
