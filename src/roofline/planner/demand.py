@@ -17,7 +17,6 @@ from roofline.simulation.trace import Trace, read_trace
 
 SECONDS_PER_DAY = 86400.0
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-SHARES = np.concatenate((np.arange(0.01, 0.99, 0.01), np.arange(0.99, 0.9995, 0.001)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class Slo:
             if share is not None:
                 check_number(f"{name[:-2]}_at", share, low=0.01, high=0.999)
         if self.goodput is not None:
-            check_number("goodput", self.goodput, low=0.01, high=0.999)
+            check_number("goodput", self.goodput, low=0.01, high=0.99)
             if not self.limits:
                 raise InputError("goodput: a share of requests that keep limits needs one: ttft_s, tpot_s or e2e_s")
 
@@ -190,18 +189,6 @@ def at_share(spread: Spread, share: float | None) -> Array:
     return spread.mean if share is None else spread.at(share)
 
 
-def share_within(spread: Spread, limit_s: float) -> Array:
-    """Share of the requests whose latency keeps a limit.
-
-    Formula:  the largest q on a grid of 1 % (0.1 % from 99 % on) whose quantile is within the limit
-    Args:     limit_s [s]
-    Returns:  [-]
-    Source:   definition of a quantile
-    """
-    within = np.stack([np.where(spread.at(q) <= limit_s, q, 0.0) for q in SHARES.tolist()])
-    return within.max(0)
-
-
 def keeps_all(spreads: dict[str, Spread], slo: Slo) -> Array:
     """Share of the requests that keep every limit, at least.
 
@@ -210,5 +197,5 @@ def keeps_all(spreads: dict[str, Spread], slo: Slo) -> Array:
     """
     missed: Any = 0.0
     for name, limit in slo.limits.items():
-        missed = missed + 1.0 - share_within(spreads[name], limit)
+        missed = missed + 1.0 - spreads[name].within(limit)
     return np.maximum(1.0 - missed, 0.0)

@@ -95,6 +95,17 @@ class Spread:
         parts = [self._points(), self._even_points()]
         return weighted_quantile(parts, [1.0 - np.asarray(self.even_share, float), self.even_share], q)
 
+    def within(self, limit_s: Array) -> Array:
+        """Share of the requests whose time is at most `limit_s`.
+
+        Formula:  weights of the points up to the limit, of 99 points of each part: the inverse of `at`, to 1 %
+        """
+        limit = np.asarray(limit_s, float)[..., None]
+        rest = np.mean(self._points() <= limit, axis=-1)
+        if not np.any(np.asarray(self.even_share) > 0):
+            return rest
+        return (1.0 - self.even_share) * rest + self.even_share * np.mean(self._even_points() <= limit, axis=-1)
+
     def _points(self) -> Array:
         floor, mean, sd = (np.asarray(x, float)[..., None] for x in (self.floor_s, self.mean_s, self.sd_s))
         return floor + gamma_quantile(POINTS, mean, sd)
