@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,10 @@ from roofline.errors import InputError, check_number
 from roofline.kernels.times import OpTime
 from roofline.memory import Footprint, fewest_gpus
 from roofline.parallel import Plan
+from roofline.plotted import Plotted
 from roofline.precision import Format, Precision
 from roofline.regimes import Regime, critical_batch, decode_regime
+from roofline.serving.bands import tpot_band, ttft_band
 from roofline.serving.steady import SteadyState, steady_state
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import Accelerator
@@ -66,7 +69,13 @@ class OpRow:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(
+    Plotted,
+    figures=(
+        "roofline", "waterfall", "regimes", "memory", "frontier", "cost", "tiles", "experts", "tiers", "timeline",
+        "speculation",
+    ),
+):  # fmt: skip
     """What one deployment does for one load. Seconds, bytes, tokens; bands are 80 % intervals."""
 
     deployment: Deployment
@@ -108,27 +117,18 @@ class Estimate:
 
     @cached_property
     def mfu(self) -> float:
-        """Model FLOP utilisation of a decode step: 2 FLOPs per active matmul weight and token, over the dense peak."""
-        return self._mfu(self.decode)
+        """Model FLOP utilisation of a decode step, see `flops_utilisation`."""
+        return float(flops_utilisation(self.deployment, self.decode))
 
     @cached_property
     def mfu_prefill(self) -> float:
         """The same of the prefill step; one prompt pass keeps one pipeline stage at a time busy."""
-        return self._mfu(self.prefill) / self.deployment.plan.pp
-
-    def _mfu(self, step: StepTime) -> float:
-        flops = sum(t.op.count * t.op.flops for t in step.times if t.op.kind in ("gemm", "experts"))
-        return float(flops / step.total_s / self._peak_flops_per_s)
-
-    @cached_property
-    def _peak_flops_per_s(self) -> float:
-        return self.deployment.machine.matmul_flops_per_s(self.deployment.precision.of("ffn"))
+        return float(flops_utilisation(self.deployment, self.prefill) / self.deployment.plan.pp)
 
     @cached_property
     def mbu(self) -> float:
-        """Memory bandwidth utilisation of a decode step: weight and KV bytes that it has to read, over the peak."""
-        needed = self.decode.weight_bytes + self.decode.kv_bytes
-        return float(needed / self.decode.total_s / self.deployment.machine.chip.bandwidth_bytes_per_s)
+        """Memory bandwidth utilisation of a decode step, see `bandwidth_utilisation`."""
+        return float(bandwidth_utilisation(self.deployment, self.decode))
 
     @cached_property
     def intensity(self) -> float:
@@ -138,7 +138,7 @@ class Estimate:
     @cached_property
     def ridge_point(self) -> float:
         """Intensity above which the matmuls of this precision are compute-bound [FLOP/B]."""
-        return self._peak_flops_per_s / self.deployment.machine.chip.bandwidth_bytes_per_s
+        return peak_flops_per_s(self.deployment) / self.deployment.machine.chip.bandwidth_bytes_per_s
 
     @cached_property
     def regime(self) -> Regime:
@@ -270,6 +270,22 @@ class Estimate:
         return to_html(self)
 
 
+def peak_flops_per_s(where: Deployment) -> float:
+    """Dense peak of the feed-forward matmuls of a deployment [FLOP/s]."""
+    return where.machine.matmul_flops_per_s(where.precision.of("ffn"))
+
+
+def flops_utilisation(where: Deployment, step: StepTime) -> Array:
+    """Model FLOP utilisation of a step: 2 FLOPs per active matmul weight and token, over time and dense peak."""
+    flops = sum(t.op.count * t.op.flops for t in step.times if t.op.kind in ("gemm", "experts"))
+    return flops / step.total_s / peak_flops_per_s(where)
+
+
+def bandwidth_utilisation(where: Deployment, step: StepTime) -> Array:
+    """Memory bandwidth utilisation of a step: weight and KV bytes that it has to read, over time and peak."""
+    return (step.weight_bytes + step.kv_bytes) / step.total_s / where.machine.chip.bandwidth_bytes_per_s
+
+
 def op_rows(step: StepTime) -> list[OpRow]:
     """The per-op table of a scalar step; ops of one name and kind are one row."""
     rows: dict[tuple[str, str], list[OpTime]] = {}
@@ -394,7 +410,8 @@ def static_steps(
 def _static(where: Deployment, load: Load, usd_per_h: float | None, price_source: str) -> Estimate:
     """All requests start together: one pass over the prompts, then osl - 1 decode steps at the mean context."""
     prompt_step, decode_step = static_steps(where, load.batch, load.isl, load.osl, load.cached)
-    ttft, tpot = _value(prompt_step), _value(decode_step)
+    ttft = _banded(float(prompt_step.total_s), prompt_step, tpot_band(where))
+    tpot = _banded(float(decode_step.total_s), decode_step, tpot_band(where))
     steps = load.osl - 1.0
     e2e = Value(*(getattr(ttft, x) + steps * getattr(tpot, x) for x in ("value", "low", "high")))
     memory = where.footprint(load.isl + load.osl)
@@ -410,9 +427,8 @@ def _steady(where: Deployment, load: Load, usd_per_h: float | None, price_source
     state = steady_state(where, isl=load.isl, osl=load.osl, cached=load.cached, **asked)
     running = max(float(state.batch), 1.0)
     prompt_step, decode_step = static_steps(where, 1.0, load.isl, load.osl, load.cached, running)
-    ttft, tpot, e2e = (_scaled(float(x), step) for x, step in (
-        (state.ttft_s, prompt_step), (state.tpot_s, decode_step), (state.e2e_s, decode_step),
-    ))  # fmt: skip
+    ttft = _banded(float(state.ttft_s), prompt_step, ttft_band(where))
+    tpot, e2e = (_banded(float(x), decode_step, tpot_band(where)) for x in (state.tpot_s, state.e2e_s))
     return Estimate(
         where, load.isl, load.osl, float(state.concurrency), load.cached, where.footprint(load.isl + load.osl),
         prompt_step, decode_step, ttft, tpot, e2e, usd_per_h, price_source,
@@ -420,12 +436,17 @@ def _steady(where: Deployment, load: Load, usd_per_h: float | None, price_source
     )  # fmt: skip
 
 
-def _scaled(value: float, step: StepTime) -> Value:
-    """A time with the relative band of the step that it is made of."""
-    low, high = step.band_s
-    return Value(value, value * float(low / step.total_s), value * float(high / step.total_s))
+def _banded(value: float, step: StepTime, composed: tuple[float, float]) -> Value:
+    """A time with its 80 % band: that of the kernels it is made of, and that of composing kernels to a server's times.
 
-
-def _value(step: StepTime) -> Value:
-    low, high = step.band_s
-    return Value(float(step.total_s), float(low), float(high))
+    Formula:  logarithms of the two bands in quadrature
+    Assumes:  errors of kernel models and of the composition are independent
+    Source:   kernels: held-out rows of the kernel tables; composition: `roofline.serving.bands`
+    """
+    if step.evidence == "datasheet":
+        return Value(value, value, value)
+    ends = [
+        math.exp(math.copysign(math.hypot(math.log(float(end / step.total_s)), math.log(c)), sign))
+        for end, c, sign in zip(step.band_s, composed, (-1.0, 1.0))
+    ]
+    return Value(value, value * ends[0], value * ends[1])
