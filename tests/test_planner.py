@@ -113,9 +113,11 @@ def test_every_fleet_carries_the_load_with_its_spares_down(search, slo, rate, sp
 
 @settings(max_examples=60, deadline=None)
 @given(
-    costs=st.lists(st.floats(1.0, 20.0), min_size=2, max_size=4), able=st.lists(st.floats(1.0, 20.0), min_size=4, max_size=4),
-    load=st.floats(0.5, 60.0), spares=st.integers(0, 2),
-)  # fmt: skip
+    costs=st.lists(st.floats(1.0, 20.0), min_size=2, max_size=4),
+    able=st.lists(st.floats(1.0, 20.0), min_size=4, max_size=4),
+    load=st.floats(0.5, 60.0),
+    spares=st.integers(0, 2),
+)
 def test_mixed_fleets_against_brute_force(search, costs, able, load, spares):
     """Of all fleets of up to two kinds, by trying them, none is cheaper."""
     some = search.offers[0]

@@ -139,8 +139,9 @@ def test_together():
 @settings(max_examples=15, deadline=None)
 @given(most=st.integers(1, 200), sizes=st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(1, 9)))
 def test_blocks_tile_the_grid(most, sizes):
-    g = grid_of({"model": MODEL, "hw": [HW, "l40s"], **dict.fromkeys(("tp", "pp", "ep", "dp", "cp"), 1), "engine": "vllm",
-              "isl": np.arange(sizes[0]) + 1.0, "osl": np.arange(sizes[1]) + 1.0, "batch": np.arange(sizes[2]) + 1.0})  # fmt: skip
+    one = dict.fromkeys(("tp", "pp", "ep", "dp", "cp"), 1)
+    numbers = {name: np.arange(n) + 1.0 for name, n in zip(("isl", "osl", "batch"), sizes)}
+    g = grid_of({"model": MODEL, "hw": [HW, "l40s"], "engine": "vllm"} | one | numbers)
     hits = np.zeros(g.reduced(), int)
     for block in g.blocks(most):
         hits[(block.case, *block.slices)] += 1

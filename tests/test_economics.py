@@ -1,0 +1,67 @@
+"""Dollars and joules."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roofline import economics
+from roofline.economics import board_power_w, joules_per_token, usd_per_h_owned, usd_per_mtok, usd_per_mtok_split
+from roofline.estimates import estimate
+
+positive = st.floats(0.01, 1e6)
+
+
+def test_docstrings():
+    assert doctest.testmod(economics).failed == 0
+
+
+def test_price_of_tokens():
+    """user_cases U-slo_capacity-03: 8 GPUs at 2.50 USD/h and 12,000 output tokens/s: 0.463 USD/Mtok, to 0.1 %."""
+    assert usd_per_mtok(8 * 2.5, 12000.0) == pytest.approx(0.463, rel=1e-3)
+
+
+def test_tpot_leaves_the_first_token_out():
+    """user_cases U-slo_capacity-02: first token at 2.0 s, 100 more in 5.0 s: 50 ms; dividing by 101 gives 69.3."""
+    assert (7.0 - 2.0) / (101 - 1) == 0.05
+    e = estimate("llama-3.1-8b", "h100-sxm", isl=1000, osl=101, batch=4)
+    assert (e.e2e_s.value - e.ttft_s.value) / (101 - 1) == pytest.approx(e.tpot_s.value, rel=1e-12)
+
+
+def test_the_definition_is_printed():
+    text = str(estimate("llama-3.1-8b", "h100-sxm", isl=1000, osl=100, batch=4))
+    assert "all cost over output tokens; over input and output" in text
+
+
+@given(usd=positive, inputs=positive, outputs=positive, share=st.floats(0.0, 1.0))
+def test_split_pays_the_whole_cost(usd, inputs, outputs, share):
+    a, b = usd_per_mtok_split(usd, inputs, outputs, share)
+    per_s = a * inputs / 1e6 + b * outputs / 1e6
+    assert per_s * 3600.0 == pytest.approx(usd, rel=1e-9)
+
+
+@given(c=st.floats(-0.5, 1.5), busy=st.floats(0.0, 1.0), tdp=st.floats(10.0, 2000.0))
+def test_power_is_between_idle_and_tdp(c, busy, tdp):
+    assert 0.1 * tdp * (1 - 1e-12) <= board_power_w(tdp, c, busy) <= tdp * (1 + 1e-12)
+
+
+def test_power_of_decode():
+    """arXiv 2605.11999: decode draws 137 to 300 W of an H200's 700; the model gives the upper end."""
+    assert board_power_w(700.0, 0.0) == pytest.approx(300.0, rel=0.02)
+    assert np.all(np.diff(board_power_w(700.0, np.linspace(0.0, 1.0, 9))) > 0)
+
+
+def test_joules():
+    assert joules_per_token(board_power_w(700.0, 1.0) * 8, 12000.0) == pytest.approx(5600.0 / 12000.0)
+
+
+@given(price=positive, years=st.floats(1.0, 10.0), power=positive, kwh=st.floats(0.01, 1.0), use=st.floats(0.05, 1.0))
+def test_owned_hours(price, years, power, kwh, use):
+    """Half the utilisation costs twice as much; the purchase is paid back over its life."""
+    one = usd_per_h_owned(price, years, power, kwh, use)
+    assert usd_per_h_owned(price, years, power, kwh, use / 2) == pytest.approx(2 * one)
+    assert usd_per_h_owned(price, years, 0.0, kwh, 1.0) * years * 8766.0 == pytest.approx(price)

@@ -1,0 +1,121 @@
+"""Launch commands: flags of each engine, refusals of what it cannot do, log lines equal to the memory model."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+
+from roofline.deployment import deployment
+from roofline.errors import InfeasibleError, UnknownNameError
+from roofline.handoff import EMITTERS, Limits, launch, launch_plan, log_lines
+from roofline.planner import Slo, plan, traffic
+
+ASKED = Limits(8192, 256)
+
+
+def options(text: str) -> dict[str, str]:
+    """Options of the last command of a script."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    words = shlex.split("\n".join(lines[-40:]).rpartition("EOF\n")[2].replace("\\\n", " "))
+    return {w: (words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("--") else "")
+            for i, w in enumerate(words) if w.startswith("--")}  # fmt: skip
+
+
+def test_vllm():
+    d = deployment("deepseek-r1", "h200-sxm", tp=1, dp=8, ep=8, kv="fp8")
+    text = launch(d, "vllm", ASKED).text
+    assert text.startswith("vllm serve deepseek-ai/DeepSeek-R1")
+    found = options(text)
+    assert found == {
+        "--tensor-parallel-size": "1", "--data-parallel-size": "8", "--enable-expert-parallel": "",
+        "--kv-cache-dtype": "fp8", "--max-model-len": "8192", "--max-num-seqs": "256",
+        "--max-num-batched-tokens": "8192", "--gpu-memory-utilization": "0.9",
+    }  # fmt: skip
+
+
+def test_vllm_quantises_while_loading():
+    d = deployment("llama-3.1-70b", "h100-sxm", tp=2, pp=2, weights="fp8")
+    found = options(launch(d, "vllm", ASKED).text)
+    assert found["--quantization"] == "fp8" and found["--pipeline-parallel-size"] == "2"
+    awq = launch(deployment("llama-3.1-70b", "h100-sxm", weights="int4_awq", tp=2), "vllm", ASKED)
+    assert "--quantization" not in awq.text and "checkpoint quantised to int4_awq" in awq.text
+
+
+def test_sglang_counts_all_ranks():
+    """SGLang: tp is the number of ranks, attention data parallelism divides them."""
+    d = deployment("deepseek-r1", "h200-sxm", tp=2, dp=4, ep=8, engine="sglang")
+    found = options(launch(d, "sglang", ASKED).text)
+    assert (found["--tp-size"], found["--dp-size"], found["--ep-size"]) == ("8", "4", "8")
+    assert "--enable-dp-attention" in found and found["--context-length"] == "8192"
+    two = launch(deployment("deepseek-r1", "h100-sxm", tp=1, dp=16, ep=16, engine="sglang"), "sglang", ASKED)
+    assert options(two.text)["--nnodes"] == "2" and "2 nodes" in two.text
+
+
+def test_tensorrt_llm_yaml():
+    d = deployment("deepseek-r1", "b200-sxm", tp=1, dp=8, ep=8, kv="fp8", engine="tensorrt-llm")
+    made = launch(d, "tensorrt-llm", ASKED)
+    config = yaml.safe_load(made.files["config.yaml"])
+    assert config["enable_attention_dp"] is True and config["kv_cache_config"]["dtype"] == "fp8"
+    found = options(made.text)
+    assert (found["--tp_size"], found["--ep_size"], found["--max_seq_len"]) == ("8", "8", "8192")
+    assert found["--extra_llm_api_options"] == "config.yaml"
+
+
+def test_llama_cpp():
+    d = deployment("llama-3.1-8b", "rtx-3090", weights="q4_k_m", engine="llama.cpp")
+    found = options(launch(d, "llama.cpp", Limits(4096, 4)).text)
+    assert found["--ctx-size"] == "16384" and found["--parallel"] == "4"  # the context is shared by the slots
+    with pytest.raises(InfeasibleError, match="neither data, expert"):
+        launch(deployment("deepseek-r1", "h200-sxm", dp=8, ep=8, engine="llama.cpp"), "llama.cpp", ASKED)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_dynamo_workers(engine):
+    d = deployment("llama-3.1-70b", "h100-sxm", tp=4, engine=engine)
+    text = launch(d, "dynamo", ASKED, "prefill").text
+    module = {"tensorrt-llm": "trtllm"}.get(engine, engine)
+    assert f"python -m dynamo.{module}" in text and "dynamo.frontend" in text
+    assert options(text)["--disaggregation-mode"] == "prefill"
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_pools(role):
+    d = deployment("llama-3.1-70b", "h100-sxm", tp=4)
+    assert "NixlConnector" in options(launch(d, "vllm", ASKED, role).text)["--kv-transfer-config"]
+    assert options(launch(d, "sglang", ASKED, role).text)["--disaggregation-mode"] == role
+    trt = launch(d, "tensorrt-llm", ASKED, role)
+    assert "cache_transceiver_config" in yaml.safe_load(trt.files[f"{role}.yaml"])
+    with pytest.raises(InfeasibleError, match="no prefill and decode pools"):
+        launch(deployment("llama-3.1-8b", "l40s", engine="llama.cpp"), "llama.cpp", ASKED, role)
+
+
+def test_refusals():
+    d = deployment("llama-3.1-8b", "h100-sxm")
+    with pytest.raises(UnknownNameError, match="did you mean 'vllm'"):
+        launch(d, "vlm", ASKED)
+    with pytest.raises(InfeasibleError, match="cannot be launched"):
+        launch(deployment("deepseek-r1", "h200-sxm", tp=8, ep=2), "vllm", ASKED)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+def test_log_lines_are_those_of_the_memory_model(engine):
+    d = deployment("llama-3.1-8b", "h100-sxm", engine=engine)
+    memory = d.footprint(8192.0)
+    numbers = [float(n.replace(",", "")) for line in log_lines(d, 8192) for n in re.findall(r"[\d,]+\.?\d*", line)]
+    tokens = float(memory.kv_tokens) if engine != "llama.cpp" else memory.tightest.kv_pool / 2**20
+    assert any(n == pytest.approx(tokens, abs=0.51) for n in numbers)
+
+
+@pytest.mark.parametrize("engine", EMITTERS)
+def test_every_engine_realises_a_plan(engine):
+    profile = engine if engine != "dynamo" else "vllm"
+    r = plan(
+        "llama-3.1-8b", ["l40s"], traffic=traffic(rate_per_s=0.2, isl=1000, osl=100), slo=Slo(), engine=profile,
+        weights="q4_k_m" if engine == "llama.cpp" else None, max_gpus=1, disaggregate=False,
+    )  # fmt: skip
+    text = launch_plan(r, engine)
+    assert "# its log should say" in text and "vllm bench serve" in text and "users should see TTFT" in text
+    assert "plan again" not in text
