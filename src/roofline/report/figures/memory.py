@@ -70,8 +70,8 @@ class Memory:
 def of(e: Estimate, layouts: bool | None = None) -> Memory:
     """The memory table of an estimate: a stack for each pipeline stage.
 
-    Args:     layouts: beside it, the same model over other numbers of tensor-parallel ranks; None: where there is only
-              one stage
+    Args:     layouts: beside it, the same model over other numbers of tensor-parallel ranks, without those that would
+              need twice the memory; None: where there is only one stage
     """
     if not isinstance(e, Estimate):
         raise InputError(f"the memory is drawn of an Estimate, not of a {type(e).__name__}")
@@ -86,7 +86,7 @@ def of(e: Estimate, layouts: bool | None = None) -> Memory:
             found += _stacks(d.with_(plan=plan), length, tp == d.plan.tp)
         except InfeasibleError:  # it cannot be cut so
             continue
-    return Memory(str(d), tuple(found))
+    return Memory(str(d), tuple(s for s in found if s.asked or s.missing_bytes < s.visible_bytes))
 
 
 def _stacks(d: Deployment, length: float, asked: bool) -> list[Stack]:
@@ -128,14 +128,16 @@ def draw(figure: Picture, how: Look, m: Memory) -> None:
                 size = 0.0
             axes.barh(y, size, left=at, height=0.6, color=colour or how.theme.paper, edgecolor=how.theme.paper if colour
                       else how.theme.muted, linewidth=0.8, hatch=None if colour else "....", zorder=3)  # fmt: skip
-            if size > widest * (0.1 if how.narrow else 0.055) and colour:
-                texts.append((at + size / 2, y, f"{size:.1f}", text_on(colour)))
+            shown = min(at + size, stack.visible_bytes / GIB) - at if at * GIB < stack.visible_bytes else size
+            if shown > widest * (0.1 if how.narrow else 0.055) and colour:
+                texts.append((at + shown / 2, y, f"{size:.1f}", text_on(colour)))
             at += size
         visible = stack.visible_bytes / GIB
         if stack.missing_bytes > 0:
             axes.barh(y, at - visible, left=visible, height=0.6, color="none", edgecolor=VERMILLION, hatch="xxxx",
                       linewidth=1.4, zorder=4)  # fmt: skip
-        axes.plot([visible] * 2, [y - 0.42, y + 0.42], color=how.theme.ink, linewidth=2.2, zorder=5)
+        reach = 0.32 if how.narrow else 0.42
+        axes.plot([visible] * 2, [y - reach, y + reach], color=how.theme.ink, linewidth=2.2, zorder=5)
     axes.set_yticks(range(len(m.stacks)), [s.label for s in m.stacks])
     for label, stack in zip(axes.get_yticklabels(), m.stacks):
         label.set_fontweight("bold" if stack.asked and len(m.stacks) > 1 else "normal")
@@ -162,7 +164,7 @@ def draw(figure: Picture, how: Look, m: Memory) -> None:
         place = {"xytext": (8, 0), "va": "center", "linespacing": 1.2}
         colour = VERMILLION if stack.remark == "does not fit" else how.theme.ink
         if how.narrow:
-            text, at = f"{stack.remark} in {visible:.1f} GiB", (visible, y - 0.33)
-            place, colour = {"xytext": (-4, 2), "va": "bottom", "ha": "right"}, how.theme.muted
+            text, at = f"{stack.remark} in {visible:.1f} GiB", (0.0, y - 0.33)
+            place, colour = {"xytext": (2, 2), "va": "bottom"}, how.theme.muted
         note = axes.annotate(text, at, textcoords="offset points", fontsize=0.97 * how.small, color=colour, **place)
         note.set_in_layout(False)
