@@ -31,6 +31,7 @@ FLOORS = [
     {"planner", "techniques"},
     {"handoff", "comparison"},
     {"calibration", "validation", "measure", "report"},
+    {"explore"},
     {"cli", "__main__"},
 ]
 

@@ -164,7 +164,18 @@ def compare_log(where: Deployment, log: str | Path | StartUp) -> Comparison:
         ("KV pool", "bytes", stage.kv_pool, found.kv_pool_bytes),
         ("cached tokens", "", memory.kv_tokens, found.kv_tokens),
         (f"requests of {length:,.0f} tokens", "", memory.max_concurrency, found.max_concurrency),
+        ("tokens in such requests", "", memory.pool.capacity, found.capacity),
         ("CUDA graphs", "bytes", stage.graphs, found.graph_bytes),
     )
     rows = [Row("start-up log", n, u, float(p), m, float(p), float(p)) for n, u, p, m in pairs if m is not None]
-    return Comparison(where, tuple(rows))
+    return Comparison(where, tuple(rows), _capacity_note(found))
+
+
+def _capacity_note(found: StartUp) -> tuple[str, ...]:
+    """Says it where a log prints fewer tokens than requests can have."""
+    if found.capacity is None or found.kv_tokens is None or found.capacity < 1.5 * found.kv_tokens:
+        return ()
+    return (
+        f"the log prints {found.kv_tokens:,.0f} tokens of cache, requests can have {found.capacity:,.0f} "
+        f"({found.max_concurrency:g} x {found.max_model_len:,.0f}): layers of unlike kinds share its blocks",
+    )

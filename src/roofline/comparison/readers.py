@@ -44,6 +44,16 @@ class StartUp:
     max_concurrency: float | None = None
     graph_bytes: float | None = None
 
+    @property
+    def capacity(self) -> float | None:
+        """Tokens that requests of max_model_len can really have: of hybrids more than the tokens printed.
+
+        Source: vllm-project/vllm 40691: the printed number divides the blocks by the groups of layers that share them
+        """
+        if self.max_concurrency is None or self.max_model_len is None:
+            return None
+        return self.max_concurrency * self.max_model_len
+
 
 def read_results(path: str | Path) -> list[Measured]:
     """Every run in a result file of `vllm bench serve`, `sglang.bench_serving`, genai-perf or AIPerf.
