@@ -640,6 +640,14 @@ def test_every_row_has_a_source_and_a_tolerance_that_reads():
         assert float(row["tolerance"].removesuffix("%") or 0) >= 0, name
 
 
+def test_what_is_missed_is_in_the_docs(root):
+    limits = (root / "docs" / "limits.md").read_text(encoding="utf-8")
+    assert f"Of {len(TABLE)} published figures" in limits
+    for name, row in TABLE.items():
+        relaxed = row["note"].startswith(("missed", "asked for"))
+        assert (f"`{name}`" in limits) == relaxed, name
+
+
 def test_all_collected_figures_are_in_the_table(shared):
     facts = shared / "facts"
     with (facts / "seed_figures.csv").open(encoding="utf-8") as file:
