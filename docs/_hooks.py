@@ -177,10 +177,8 @@ def on_config(config):
     reference = ["api/index.md"]
     for title, chapter in CHAPTERS.items():
         reference.append({title: [{m: f"api/{api_path(m)}"} for m in modules(chapter)]})
-    config.nav = [
-        {"Reference": [*reference, *entry["Reference"]]} if isinstance(entry, dict) and "Reference" in entry else entry
-        for entry in config.nav
-    ]
+    chapter = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
+    chapter.append({"Python": reference})
     return config
 
 

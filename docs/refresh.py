@@ -2,9 +2,9 @@
 
 A ```console block holds `$ command` lines, each followed by its output. A ```text block right after a ```python block
 is what that prints; $ROOFLINE is the checkout. The blocks of a page share one folder and one Python namespace, from top
-to bottom. Other languages (```sh, ```yaml) are shown only. A block between `<!-- command -->` and `<!-- end -->`
-comments is what the command prints, as Markdown. `tests/test_docs.py` checks that pages are up to date, numbers within
-2 %.
+to bottom; `text` is the last ```yaml block there. Other languages (```sh) are shown only. A block between
+`<!-- command -->` and `<!-- end -->` comments is what the command prints, as Markdown. `tests/test_docs.py` checks that
+pages are up to date, numbers within 2 %.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ ENVIRONMENT = {
 
 BLOCK = re.compile(
     r"^```console\n(?P<console>.*?)^```$"
+    r"|^```yaml\n(?P<yaml>.*?)^```$"
     r"|^```python\n(?P<python>.*?)^```$(?P<gap>\n+^```text\n)?(?P<printed>(?<=```text\n).*?(?=^```$))?"
     r"|^<!-- (?P<command>roofline [^\n]*?) -->\n(?P<table>.*?)^<!-- end -->$",
     re.DOTALL | re.MULTILINE,
@@ -58,6 +59,8 @@ def outputs(text: str, where: str = "page") -> Iterator[Output]:
             if block["console"] is not None:
                 shown, at = block["console"], block.start("console")
                 yield Output(shown, shown, session(shown), at, at + len(shown))
+            elif block["yaml"] is not None:
+                names["text"] = block["yaml"]
             elif block["python"] is not None:
                 printed = io.StringIO()
                 with contextlib.redirect_stdout(printed):

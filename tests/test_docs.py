@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from roofline.specs.engine import Engine
+from roofline.specs.library import build, parse_yaml
+
 # Pages whose blocks other tests run.
 ELSEWHERE = {"simulation.md", "prefix-and-tiers.md"}
 
@@ -157,3 +160,10 @@ def test_every_module_has_a_page(root, site):
             continue
         path = site / "api" / f"{'/'.join(parts)}.html"
         assert path.exists(), f"{'.'.join(parts)} is in no chapter of docs/_hooks.py"
+
+
+def test_example_engine_is_valid(root):
+    """The profile shown in the guide is one that the schema takes."""
+    page = (root / "docs" / "adding-an-engine.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert build(Engine, parse_yaml(example, where="guide"), where="guide").memory.max_num_seqs == 256
