@@ -41,7 +41,12 @@ def usd_per_h_owned(purchase_usd: Array, years: Array, power_w: Array, usd_per_k
 
 
 def joules_per_token(power_w: Array, tokens_per_s: Array) -> Array:
-    """Joules for a token: power over rate [J].
+    """Joules for a token.
+
+    Formula:  power / rate
+    Args:     power_w of all devices [W], tokens_per_s [1/s]
+    Returns:  [J]
+    Source:   definition
 
     >>> joules_per_token(700, 24)
     29.166666666666668
@@ -94,7 +99,12 @@ def usd_per_mtok_split(usd_per_h: Array, input_tokens_per_s: Array, output_token
 
 
 def usd_per_month(usd_per_h: Array) -> Array:
-    """Dollars per month of 730.5 hours (8766 hours a year over 12) [USD].
+    """Dollars per month of 730.5 hours.
+
+    Formula:  price 8766 / 12
+    Args:     usd_per_h [USD/h]
+    Returns:  [USD]
+    Source:   definition; a year has 365.25 days
 
     >>> usd_per_month(2.0)
     1461.0

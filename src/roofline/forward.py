@@ -23,6 +23,7 @@ def on_rank(group: Sequences, plan: Plan) -> Sequences:
 
     Formula:  dp: max(count / dp, min(count, 1)); cp, prompts: new' = new / cp, past' = past + (new - new') / 2;
               cp, few new tokens: past' = past / cp
+    Args:     group: sequences [-] with new and past [tokens]
     Source:   derivation: with these, pairs' = pairs / cp up to rounding
     """
     count = group.count

@@ -53,6 +53,11 @@ class Plan:
 def heads_per_rank(heads: int, tp: int, what: str = "attention heads") -> float:
     """Query heads on a rank; they must divide evenly.
 
+    Formula:  heads / tp
+    Args:     heads, tp [-]; what: in the message
+    Errors:   InfeasibleError
+    Source:   Shoeybi et al. 2019 (Megatron-LM), section 3
+
     >>> heads_per_rank(64, 4)
     16.0
     """
@@ -65,7 +70,10 @@ def heads_per_rank(heads: int, tp: int, what: str = "attention heads") -> float:
 def kv_heads_per_rank(kv_heads: int, tp: int) -> float:
     """KV heads on a rank: at least one, so they are replicated past tp = kv_heads.
 
-    Source: vLLM and Megatron-LM keep one head where tp > kv_heads
+    Formula:  max(kv_heads / tp, 1)
+    Args:     kv_heads, tp [-]
+    Errors:   InfeasibleError where neither divides the other
+    Source:   vLLM and Megatron-LM keep one head where tp > kv_heads
 
     >>> kv_heads_per_rank(8, 4), kv_heads_per_rank(4, 8)
     (2.0, 1.0)
@@ -78,7 +86,10 @@ def kv_heads_per_rank(kv_heads: int, tp: int) -> float:
 def padded_vocab(vocab: int, tp: int, multiple: int = 64) -> int:
     """Vocabulary rows after padding to a multiple of 64; each rank must hold a whole number of them.
 
-    Source: vLLM VocabParallelEmbedding (pads to 64, refuses a tp that does not divide the result)
+    Formula:  multiple ceil(vocab / multiple)
+    Args:     vocab, tp, multiple [-]
+    Errors:   InfeasibleError
+    Source:   vLLM VocabParallelEmbedding (pads to 64, refuses a tp that does not divide the result)
 
     >>> padded_vocab(128256, 4), padded_vocab(50257, 2)
     (128256, 50304)

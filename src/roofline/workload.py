@@ -71,6 +71,8 @@ def kv_tokens_read(new: Array, past: Array, window: Array = np.inf) -> Array:
     """Tokens of one sequence whose KV a step has to touch: those that the new queries can see.
 
     Formula:  min(past + new, window + new - 1)
+    Args:     new, past, window [tokens]
+    Returns:  [tokens]
     Source:   derivation: the first query reaches back window - 1 tokens
 
     >>> float(kv_tokens_read(1, 99)), float(kv_tokens_read(1, 9999, 128))

@@ -17,6 +17,7 @@ def launches(op: Op) -> float:
 
     Formula:  elementwise: its kernels; gemm: 2 where activations are quantised first, else 1; experts 5 (permute, two
               grouped products, activation, combine); exchange 2; others 1
+    Returns:  [-]
     Source:   counts of kernels in the engines' layers
 
     >>> from roofline.ops import Gemm, Elementwise
@@ -31,5 +32,10 @@ def launches(op: Op) -> float:
 
 
 def step_launches(ops: Iterable[Op]) -> float:
-    """Kernels that a step launches: the sum over its ops."""
+    """Kernels that a step launches.
+
+    Formula:  sum of count x launches
+    Returns:  [-]
+    Source:   definition
+    """
     return sum(float(np.max(op.count)) * launches(op) for op in ops)

@@ -105,6 +105,7 @@ def widths(model: Model, plan: Plan, precision: Precision, profile: MemoryProfil
     """Bytes per token and once that `activation_bytes` multiplies out.
 
     Formula:  token = widest layer + hidden copies b H; kept: experts' workspace; received = stage copies b H
+    Args:     model, plan, precision, profile; stage [-]; everything found is in [B]
     Returns:  Widths, of one rank
     Source:   derivation, constants of the profile
     """
@@ -186,6 +187,8 @@ def non_torch_bytes(plan: Plan, profile: MemoryProfile, switched: bool = True) -
 def context_bytes(model: Model, plan: Plan, profile: MemoryProfile, switched: bool = True) -> float:
     """Taken on a device before the engine looks at free memory: driver, context, communicators.
 
+    Formula:  context + (tp > 1 behind a switch) (context_tp + (experts) context_moe), or + context_pp over stages alone
+    Returns:  [B]
     Source:   fitted on free memory at start, see the profile
     """
     moe = any(w.expert for r, _ in model.stage_runs(plan.pp, 0) for w in r.weights(model.hidden, model.norm_params))

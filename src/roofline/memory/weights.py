@@ -132,6 +132,7 @@ def mxfp4_tensors(w: Weight, plan: Plan, fmt: Format, profile: MemoryProfile) ->
 
     Formula:  inner width per rank to a multiple of `mxfp4_multiple`; packed input side to `mxfp4_k_multiple`; output
               rows of the swizzled scales to `mxfp4_scale_multiple`
+    Returns:  tensors with their bytes [B]
     Error:    gpt-oss-20b at tp 1, 2 and 4: within 0.01 GiB
     Source:   vLLM mxfp4 layer; triton_kernels tensor_details/layout_details/hopper_value.py, hopper_scale.py
     """
@@ -183,6 +184,7 @@ def latent_workspaces(
     """Bytes of the buffer into which chunked prefill gathers cached latents, one for all layers alike.
 
     Formula:  tokens x (kv_rank + rope width) x bytes
+    Returns:  [B], one for each buffer
     Source:   vLLM MLACommonMetadataBuilder
     """
     widths = {

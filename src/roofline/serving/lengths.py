@@ -37,6 +37,7 @@ def uniform(longest: Array, ratio_min: Array = 0.0) -> Lengths:
     """Uniform between ratio_min x longest and longest.
 
     Formula:  mean = longest (1 + r)/2, cv = (1 - r)/(sqrt(3) (1 + r))
+    Args:     longest [tokens], ratio_min r [-]
     Source:   derivation
 
     >>> uniform(1024, 0.8).mean

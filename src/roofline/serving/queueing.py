@@ -119,7 +119,13 @@ POINTS = (np.arange(99) + 0.5) / 99.0  # of a distribution that is mixed with an
 
 
 def mixed_quantile(spreads: Sequence[Spread], shares: Sequence[Array], q: float) -> Array:
-    """The time below which a share `q` of all requests stays, of which `shares` belong to each of `spreads`."""
+    """The time below which a share `q` of all requests stays, of which `shares` belong to each of `spreads`.
+
+    Formula:  t with sum of share_i F_i(t) = q, each F_i given by equally likely points
+    Args:     spreads [s], shares [-] that add up to 1, q [-]
+    Returns:  [s]
+    Source:   definition of a mixture
+    """
     parts, weights = [], []
     for spread, share in zip(spreads, shares):
         even = np.asarray(spread.even_share, float)

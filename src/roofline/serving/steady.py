@@ -109,6 +109,8 @@ def together(steps: Steps, prompts: Array, per_step: Array) -> Array:
     """Mean time to the first token of `prompts` prompts that are let in together.
 
     Formula:  S(min(k, g)) (ceil(k/g) + ceil(1/g))/2
+    Args:     steps S [s], prompts k [-], per_step g [-]
+    Returns:  [s]
     Source:   derivation: they finish one after another, the first after ceil(1/g) steps, the last after ceil(k/g)
     """
     waves = np.ceil(prompts / per_step - 1e-9) + np.ceil(1.0 / per_step - 1e-9)
@@ -402,6 +404,7 @@ def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
 
     Formula:  k = max(1, b/(O tp1) S(1)), tp1 = D + b/O (S(1) - D): D + b/O (S(k) - D)/k; prompts first: S(k)/k alone
     Args:     steps: of this site beside any batch
+    Returns:  [s]
     Source:   derivation, as `rhythm` in one round
     """
     load = site.load(np.maximum(batch, 1.0))
