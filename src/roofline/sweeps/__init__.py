@@ -13,7 +13,7 @@ import numpy as np
 
 from roofline.errors import InputError
 from roofline.estimates import EXAMPLE_HARDWARE, EXAMPLE_MODEL
-from roofline.sweeps.evaluate import Case, Reason, case_of, evaluate
+from roofline.sweeps.evaluate import Reason, evaluate_blocks
 from roofline.sweeps.grid import Block, Grid, grid_of
 from roofline.sweeps.metrics import DEFAULT, METRICS, metric
 from roofline.sweeps.result import Point, Sweep
@@ -84,7 +84,8 @@ def _evaluated(points: Grid, metrics: tuple[str, ...], progress: Progress | None
     reasons = np.empty(points.reduced(), np.int16)
     messages: dict[int, str] = {}
     done = 0
-    for block, found, flags, message in _remote(points, metrics, cluster) if cluster else _local(points, metrics):
+    every = _remote(points, metrics, cluster) if cluster else evaluate_blocks(points, points.blocks(), metrics)
+    for block, found, flags, message in every:
         at = (block.case, *block.slices)
         for name in metrics:
             columns[name][at] = found[name]
@@ -98,19 +99,9 @@ def _evaluated(points: Grid, metrics: tuple[str, ...], progress: Progress | None
     return Sweep(points, {n: c.reshape(shape) for n, c in columns.items()}, reasons.reshape(shape), messages)
 
 
-def _local(points: Grid, metrics: tuple[str, ...]):
-    held = -1
-    case = Case(None)
-    for block in points.blocks():
-        if block.case != held:
-            held, case = block.case, case_of(points, block.case)
-        yield block, *evaluate(points, block, metrics, case), case.message
-
-
 def _piece(points: Grid, blocks: list[Block], metrics: tuple[str, ...]) -> list[tuple]:
     """What one worker does: some blocks of one deployment."""
-    case = case_of(points, blocks[0].case)
-    return [(block, *evaluate(points, block, metrics, case), case.message) for block in blocks]
+    return list(evaluate_blocks(points, blocks, metrics))
 
 
 def _remote(points: Grid, metrics: tuple[str, ...], cluster: Any):

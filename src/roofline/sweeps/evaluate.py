@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntFlag
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,8 @@ from roofline.serving.steady import KNOBS, steady_state
 from roofline.specs.prices import quote
 from roofline.sweeps.grid import Block, Grid
 from roofline.sweeps.metrics import Answers, metric
+
+THREADS = min(os.cpu_count() or 1, 4)
 
 
 class Reason(IntFlag):
@@ -108,6 +114,30 @@ def _memory_flags(memory) -> Array:
         flag = Reason.TOO_LONG if text.startswith("max_model_len") else Reason.DOES_NOT_FIT
         flags = flags | np.where(where, int(flag), 0)
     return np.asarray(flags)
+
+
+def evaluate_blocks(
+    grid: Grid, blocks: Iterable[Block], metrics: tuple[str, ...]
+) -> Iterator[tuple[Block, dict[str, np.ndarray], np.ndarray, str]]:
+    """Blocks with their columns, reasons and message, in order.
+
+    Those of one deployment run side by side in threads: numpy lets others in while it is inside its loops. The first
+    one runs alone, as it fills the tables that the others read.
+    """
+    with ThreadPoolExecutor(THREADS) as pool:
+        for index, group in groupby(blocks, key=lambda block: block.case):
+            case, rest = case_of(grid, index), iter(group)
+            first = next(rest)
+            yield first, *evaluate(grid, first, metrics, case), case.message
+            waiting: deque = deque()
+            while True:
+                if len(waiting) < 2 * THREADS and (block := next(rest, None)) is not None:
+                    waiting.append((block, pool.submit(evaluate, grid, block, metrics, case)))
+                elif waiting:
+                    block, future = waiting.popleft()
+                    yield block, *future.result(), case.message
+                else:
+                    break
 
 
 def evaluate(grid: Grid, block: Block, metrics: Iterable[str], case: Case) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from roofline import __version__
 from roofline.errors import InputError
-from roofline.sweeps.evaluate import Case, case_of, evaluate
+from roofline.sweeps.evaluate import evaluate_blocks
 from roofline.sweeps.grid import BLOCK, Block, Grid
 from roofline.sweeps.result import require
 
@@ -62,12 +62,8 @@ def part_table(grid: Grid, blocks: list[Block], metrics: tuple[str, ...]) -> dic
     """Columns of a part: swept inputs, metrics (float32), reasons."""
     import pandas as pd
 
-    cases: dict[int, Case] = {}
     table: dict[str, list[Any]] = {}
-    for block in blocks:
-        if block.case not in cases:
-            cases = {block.case: case_of(grid, block.case)}
-        columns, flags = evaluate(grid, block, metrics, cases[block.case])
+    for block, columns, flags, _ in evaluate_blocks(grid, blocks, metrics):
         numbers = grid.values(block)
         shape = flags.shape
         inputs = {name: np.broadcast_to(numbers[name], shape).ravel() for name in grid.swept if name in numbers}
