@@ -21,6 +21,7 @@ COMMANDS = {
     "simulate": ("simulate", "Replay requests one by one: percentiles, queues, cache hits, preemptions."),
     "plot": ("plot", "Draw one figure: roofline, waterfall, regimes, memory, frontier, cost and more."),
     "report": ("report", "Write one self-contained page: answer, evidence, figures, tables, sources."),
+    "explore": ("explore", "Move sliders in the browser: roofline, memory, frontier and cost follow."),
     "list": ("library", "List the hardware, models, engines or formats that are known."),
     "show": ("library", "Show one hardware, model or engine spec with its sources."),
     "import": ("library", "Turn a Hugging Face config.json (or GGUF) into a model spec in YAML."),

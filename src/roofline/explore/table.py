@@ -1,0 +1,247 @@
+"""Answers for a grid of questions, so that the page works without a server.
+
+Per deployment three small tables are computed, and the page interpolates in them between nodes at equal ratios:
+times under a load over (isl, osl, concurrency), a decode step over (batch, context), a prefill over isl. Everything
+else on the page depends on the deployment alone and is exact. `between` says how a load between nodes is answered;
+table.js does the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.deployment import Deployment
+from roofline.errors import InputError, RooflineError
+from roofline.estimates import bandwidth_utilisation, estimate, flops_utilisation
+from roofline.explore.answer import memory_view, plan_name, price_of, regime_view, roofline_view
+from roofline.explore.question import Menu, Question
+from roofline.parallel import Plan
+from roofline.serving.steady import steady_state
+from roofline.step import PARTS, StepTime
+
+ISL = np.round(2.0 ** np.arange(7, 17.25, 0.5))  # a step may take another chunk from one to the next
+OSL = 2.0 ** np.arange(4, 13)
+CONCURRENCY = 2.0 ** np.arange(0, 11)
+BATCH = 2.0 ** np.arange(0, 11)
+CONTEXT = 2.0 ** np.arange(7, 19)
+AXES = {"isl": ISL, "osl": OSL, "concurrency": CONCURRENCY, "batch": BATCH, "context": CONTEXT}
+SERVING = ("ttft_s", "tpot_s")  # the first without the wait for a seat, which has a formula
+STEP = (*PARTS, "total", "low", "high", "mfu", "mbu")
+OP = ("intensity", "flops_per_s", "share")
+TINY = 1e-30  # the page takes logarithms
+CHECKS = 64  # random loads per deployment at which interpolation is held against the model
+MOST_CASES = 600
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the exported page offers: all combinations."""
+
+    models: tuple[str, ...]
+    hardware: tuple[str, ...]
+    layouts: tuple[Plan, ...]
+    weights: tuple[str, ...] = ("",)
+    kv: tuple[str, ...] = ("",)
+    engines: tuple[str, ...] = ("vllm",)
+
+    def __post_init__(self):
+        if len(self) > MOST_CASES:
+            raise InputError(f"{len(self)} combinations are too many for one page; at most {MOST_CASES}")
+        if not len(self):
+            raise InputError("nothing to export: give at least one model, hardware and layout")
+
+    def __len__(self) -> int:
+        sizes = map(len, (self.models, self.hardware, self.weights, self.kv, self.engines, self.layouts))
+        return int(np.prod(list(sizes)))
+
+    def questions(self) -> Iterable[Question]:
+        """Every combination, layouts innermost."""
+        for model, hw, weights, kv, engine, plan in product(
+            self.models, self.hardware, self.weights, self.kv, self.engines, self.layouts
+        ):
+            yield Question(model, hw, plan.tp, plan.pp, plan.dp, plan.ep, weights, kv, engine)
+
+
+def table(choices: Choices, menus: Menu, progress: Progress | None = None) -> dict[str, Any]:
+    """Cases in the order of `Choices.questions`, axes, and how far interpolation is off."""
+    cases, errors = [], []
+    for done, q in enumerate(choices.questions(), 1):
+        found, off = case(q, menus)
+        cases.append(found)
+        errors += off
+        if progress is not None:
+            progress(done, len(choices))
+    off = np.concatenate(errors, axis=1) if errors else np.zeros((2, 0))
+    return {
+        "axes": {name: values.tolist() for name, values in AXES.items()},
+        "serving": list(SERVING), "step": list(STEP), "op": list(OP),
+        "models": list(choices.models), "hw": list(choices.hardware), "weights": list(choices.weights),
+        "kv": list(choices.kv), "engine": list(choices.engines), "layout": [str(p) for p in choices.layouts],
+        "cases": cases,
+        "checks": off.shape[1], "off": {
+            name: [float(np.percentile(x, q)) if x.size else 0.0 for q in (50, 95)] for name, x in zip(SERVING, off)
+        },
+    }  # fmt: skip
+
+
+def case(q: Question, menus: Menu) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The tables of one deployment, and relative errors of times interpolated in them; `error` where it cannot run."""
+    where = None
+    try:
+        where = menus.deployment(q)
+        usd_per_h, source = price_of(q, menus, where)
+        e = estimate(where, isl=ISL[6], osl=OSL[4], concurrency=CONCURRENCY[4], usd_per_h=usd_per_h)
+        about = {"title": str(where), "plan": plan_name(where), "gpus": where.plan.gpus, "usd_per_h": usd_per_h,
+                 "price_source": source, "memory": memory_view(e, layouts=False)}  # fmt: skip
+    except RooflineError as error:
+        return {"error": str(error)}, []
+    resident = np.broadcast_to(np.asarray(where.footprint(CONTEXT).max_concurrency, float), CONTEXT.shape)
+    smallest = where.footprint(float(ISL[0] + OSL[0]))
+    if not bool(smallest.fits):
+        return about | {"error": f"does not fit: {smallest.failure}"}, []
+    serving, seats = served(where)
+    decode = where.decode_step(BATCH[:, None], CONTEXT)
+    prefill = where.prefill_step(1.0, ISL)
+    names, ops = op_points(decode, (BATCH.size, CONTEXT.size))
+    prompt_names, prompt_ops = op_points(prefill, (ISL.size,))
+    found = about | {
+        "longest": where.model.max_positions or None,
+        "resident": encoded(resident * where.plan.dp),
+        "dp": where.plan.dp,
+        "serving": encoded(serving),
+        "seats": encoded(seats),
+        "decode": encoded(step_terms(where, decode, (BATCH.size, CONTEXT.size))),
+        "prefill": encoded(step_terms(where, prefill, (ISL.size,))),
+        "decode_ops": names, "decode_points": encoded(ops),
+        "prefill_ops": prompt_names, "prefill_points": encoded(prompt_ops),
+        "roofline": {k: v for k, v in roofline_view(e).items() if k != "points"},
+        "regimes": regime_view(e), "evidence": e.evidence, "sources": e.sources, "not_modelled": e.not_modelled,
+    }  # fmt: skip
+    return found, [interpolation_error(where, serving, seats)]
+
+
+def served(where: Deployment) -> tuple[np.ndarray, np.ndarray]:
+    """SERVING over (isl, osl, concurrency), with one more concurrency at the end: as many as there are seats; and the
+    seats of the replica over (isl, osl).
+    """
+    isl, osl = ISL[:, None, None], OSL[:, None]
+    state = steady_state(where, isl=isl, osl=osl, concurrency=CONCURRENCY)
+    seats = np.asarray(state.batch / state.kv_occupancy, float)[..., :1]
+    full = steady_state(where, isl=isl, osl=osl, concurrency=seats)
+    shape = (ISL.size, OSL.size)
+    columns = [
+        np.concatenate([np.broadcast_to(np.asarray(f(s), float), (*shape, n)) for s, n in
+                        ((state, CONCURRENCY.size), (full, 1))], axis=-1)
+        for f in (lambda s: s.ttft_s - s.parts_s["seats"], lambda s: s.tpot_s)
+    ]  # fmt: skip
+    return np.stack(columns), np.broadcast_to(seats[..., 0], shape)
+
+
+def between(
+    serving: np.ndarray, seats: np.ndarray, dp: int, isl: Array, osl: Array, concurrency: Array
+) -> tuple[Array, Array]:
+    """TTFT and TPOT of loads between the nodes.
+
+    Formula:  at the four nodes around (isl, osl), as many as run, r = min(concurrency, seats), between the nodes of
+              concurrency below the seats and the seats themselves; then the mean of the four; all in logarithms.
+              The wait for a seat is added: max(C - max(seats, dp), 0)/seats x osl x TPOT
+    Args:     serving, seats: of `served`; isl, osl, concurrency [-], one-dimensional
+    Returns:  (ttft_s, tpot_s)
+    Assumes:  loads inside the axes
+    Error:    `interpolation_error`
+    Source:   linear interpolation
+    """
+    (i, u), (j, v) = (_place(axis, x) for axis, x in ((ISL, isl), (OSL, osl)))
+    logs, held = 0.0, 0.0
+    for di, dj in product((0, 1), (0, 1)):
+        weight = np.where(di, u, 1.0 - u) * np.where(dj, v, 1.0 - v)
+        here = seats[i + di, j + dj]
+        logs = logs + weight * _along(serving[:, i + di, j + dj], here, np.minimum(concurrency, here))
+        held = held + weight * np.log(here)
+    (ttft, tpot), held = np.exp(logs), np.exp(held)
+    return ttft + np.maximum(concurrency - np.maximum(held, dp), 0.0) / held * osl * tpot, tpot
+
+
+def _place(axis: np.ndarray, x: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Node below x, and how far x is on the way to the next, in logarithms."""
+    i = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, axis.size - 2)
+    return i, np.log(x / axis[i]) / np.log(axis[i + 1] / axis[i])
+
+
+def _along(values: np.ndarray, seats: Array, running: Array) -> np.ndarray:
+    """Logarithms of values [quantity, load, node] at `running`, between nodes below the seats and the seats."""
+    k = np.clip(np.searchsorted(CONCURRENCY, running, side="right") - 1, 0, CONCURRENCY.size - 1)
+    last = (k + 1 >= CONCURRENCY.size) | (CONCURRENCY[np.minimum(k + 1, CONCURRENCY.size - 1)] >= seats)
+    high = np.where(last, np.maximum(seats, CONCURRENCY[k]), CONCURRENCY[np.minimum(k + 1, CONCURRENCY.size - 1)])
+    low, far = np.log(CONCURRENCY[k]), np.log(high)
+    way = np.where(far > low, far - low, 1.0)
+    w = np.where(far > low, (np.log(np.maximum(running, CONCURRENCY[k])) - low) / way, 0.0)
+    rows = np.arange(np.size(running))
+    above = values[:, rows, np.where(last, CONCURRENCY.size, np.minimum(k + 1, CONCURRENCY.size - 1))]
+    return (1.0 - w) * np.log(values[:, rows, k]) + w * np.log(above)
+
+
+def step_terms(where: Deployment, step: StepTime, shape: tuple[int, ...]) -> np.ndarray:
+    """STEP of a step over shapes, stacked in front."""
+    low, high = step.band_s
+    terms = [*(step.parts_s[p] for p in PARTS), step.total_s, low, high]
+    terms += [flops_utilisation(where, step), bandwidth_utilisation(where, step)]
+    return np.stack([np.broadcast_to(np.asarray(t, float), shape) for t in terms])
+
+
+def op_points(step: StepTime, shape: tuple[int, ...]) -> tuple[list[str], np.ndarray]:
+    """Names of the ops that compute something, and OP of each over shapes: [op, quantity, ...]."""
+    groups: dict[tuple[str, str], list] = {}
+    for t in step.times:
+        groups.setdefault((t.op.name, t.op.kind), []).append(t)
+    names, found = [], []
+    for (name, _), times in groups.items():
+        flops, moved, spent = (
+            sum(np.broadcast_to(np.asarray(t.op.count * term(t), float), shape) for t in times)
+            for term in (lambda t: t.op.flops, lambda t: t.op.bytes, lambda t: t.total_s)
+        )
+        if np.all(flops > 0) and np.all(moved > 0) and np.all(spent > 0):
+            names.append(name)
+            found.append([flops / moved, flops / spent, spent * step.scale / step.total_s])
+    return names, np.maximum(np.array(found), TINY) if found else np.zeros((0, len(OP), *shape))
+
+
+def interpolation_error(where: Deployment, serving: np.ndarray, seats: np.ndarray) -> np.ndarray:
+    """Relative errors of TTFT and TPOT between the nodes, at random loads whose length fits: [quantity, load]."""
+    rng = np.random.default_rng(0)
+    loads = [np.exp(rng.uniform(np.log(a[0]), np.log(a[-1]), CHECKS)) for a in (ISL, OSL, CONCURRENCY)]
+    fits = np.broadcast_to(np.asarray(where.footprint(loads[0] + loads[1]).fits, bool), CHECKS)
+    isl, osl, concurrency = (x[fits] for x in loads)
+    if not isl.size:
+        return np.zeros((2, 0))
+    true = steady_state(where, isl=isl, osl=osl, concurrency=concurrency)
+    found = between(serving, seats, where.plan.dp, isl, osl, concurrency)
+    return np.abs(np.stack([f / np.asarray(t, float) - 1.0 for f, t in zip(found, (true.ttft_s, true.tpot_s))]))
+
+
+def encoded(values: np.ndarray) -> str:
+    """Numbers as base64 of little-endian float32."""
+    return base64.b64encode(np.ascontiguousarray(values, "<f4").tobytes()).decode("ascii")
+
+
+def with_start(choices: Choices, start: Question) -> Choices:
+    """The choices with those of a question among them, layouts from small to large."""
+
+    def among(values: tuple, value) -> tuple:
+        return values if value in values else (value, *values)
+
+    layouts = sorted(among(choices.layouts, start.plan), key=lambda p: p.gpus)
+    return replace(
+        choices, models=among(choices.models, start.model), hardware=among(choices.hardware, start.hw),
+        layouts=tuple(layouts), weights=among(choices.weights, start.weights),
+        kv=among(choices.kv, start.kv), engines=among(choices.engines, start.engine),
+    )  # fmt: skip
