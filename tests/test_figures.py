@@ -476,3 +476,8 @@ def test_command_line_validation(tmp_path):
     words = ["plot", "validation", str(ours), "--truth", str(truth), "--by", "system", "-o", str(out)]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0 and "2 rows of tpot_s: median error 10.0%" in done.output, done.output
+
+
+def test_devices_without_links_stand_alone():
+    """No layout of several devices is drawn where nothing connects them."""
+    assert [c.label for c in frontier.of(estimate("llama-3.1-8b", "m4-max", batch=1)).curves] == ["1 GPU"]

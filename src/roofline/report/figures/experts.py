@@ -62,7 +62,7 @@ def of(e: Estimate) -> Coverage:
 
 def caption(c: Coverage) -> str:
     """What the figure says."""
-    full = c.tokens[np.argmax(c.uniform > 0.99)]
+    full = np.ceil(c.tokens[np.argmax(c.uniform > 0.99)])
     return (
         f"With {c.top_k} of {c.experts} experts a token, the {number(c.here)} tokens of a decode step touch "
         f"{c.share_here:.0%} of them; {number(full)} tokens touch 99 %; from there on more tokens share the same bytes."
