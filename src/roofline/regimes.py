@@ -20,7 +20,7 @@ REGIMES = {
     "activations": "activation-bound",
 }
 _LABELS = np.array(list(REGIMES.values()))
-BATCHES = np.unique(np.round(np.geomspace(1, 8192, 105)))
+BATCHES = np.array(sorted(set(np.round(np.geomspace(1, 8192, 105)))))  # np.unique would import numpy.ma
 CONTEXTS = np.round(np.geomspace(128, 4_194_304, 121))
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, InstanceOf, PrivateAttr, model_validator
 
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError, InputError
@@ -51,7 +51,7 @@ class MTP(Spec):
     """Layers that predict further tokens, stored beside the model and used only to draft."""
 
     count: int = Field(1, ge=1, description="modules, one per drafted token")
-    layers: tuple[Layer, ...] = Field(min_length=1, description="decoder layers of one module")
+    layers: tuple[InstanceOf[Layer], ...] = Field(min_length=1, description="decoder layers of one module")
     projection: bool = Field(True, description="a matrix joins hidden state and embedding: 2 h^2")
     norms: int = Field(3, ge=0, description="norms of width hidden outside the layers")
     own_vocab: bool = Field(False, description="embedding and head of its own")
@@ -135,8 +135,8 @@ class Model(Spec):
     aliases: tuple[str, ...] = ()
     hidden: int = Field(ge=1)
     vocab: int = Field(ge=1)
-    layers: tuple[Run, ...]
-    encoder: tuple[Run, ...] = Field((), description="layers of an encoder that runs once per prompt")
+    layers: tuple[InstanceOf[Run], ...]
+    encoder: tuple[InstanceOf[Run], ...] = Field((), description="layers of an encoder that runs once per prompt")
     tied: bool = Field(False, description="the head is the embedding")
     head_bias: bool = False
     positions: int | None = Field(None, ge=1, description="rows of a learned position table")
