@@ -60,7 +60,8 @@ def tier_of(text: str):
 @load_options
 @click.option("-o", "--out", type=click.Path(dir_okay=False), default=None,
               help="File: .png, .svg or .pdf.  [default: KIND.png]")  # fmt: skip
-@click.option("--theme", type=click.Choice(("light", "dark")), default="light", show_default=True)
+@click.option("--theme", type=click.Choice(("light", "dark")), default="light", show_default=True,
+              help="Background of the page that it goes to.")  # fmt: skip
 @click.option("--size", type=click.Choice(("slide", "page", "narrow")), default="slide", show_default=True,
               help="How large it will be seen: on a slide, in a page, on a phone.")  # fmt: skip
 @click.option("--slo-ttft", default=None, metavar="TIME", help="frontier, cost: limit on the mean TTFT: 500ms.")
