@@ -159,6 +159,11 @@ def deployment(
         precision = precision_named(weights or parsed.native)
     profile = engine if isinstance(engine, Engine) else engine_named(engine)
     chosen = Deployment(parsed, accelerator, Plan(tp, pp, ep, dp, cp), precision.with_kv(kv), profile)
+    if chosen.plan.gpus > 1 and not (accelerator.link_bytes_per_s or accelerator.scale_out_bytes_per_s):
+        raise InfeasibleError(
+            f"{accelerator.name}: no link between devices is on record, so {chosen.plan.gpus} of them cannot share a "
+            f"model; give scale_up.bandwidth in a spec of your own"
+        )
     if chosen.plan.pp > sum(count for _, count in parsed.stage_layers(Plan(), None)):
         raise InfeasibleError(f"pp: {pp} stages, but {parsed.name} has fewer layers")
     return chosen
