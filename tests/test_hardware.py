@@ -87,6 +87,10 @@ COLUMNS = {
 }
 
 
+# What the table leaves blank and a spec has from a source of its own.
+ADDED = {("groq-lpu", "scaleup_bw_bytes_per_s_per_dir"), ("groq-lpu", "host_bw_bytes_per_s_per_dir")}
+
+
 def test_all_64_devices_of_the_facts_are_carried_over(shared):
     rows = list(csv.DictReader((shared / "facts" / "hardware.csv").open()))
     assert len(rows) == 64
@@ -101,7 +105,7 @@ def test_all_64_devices_of_the_facts_are_carried_over(shared):
             if given_value:
                 assert carried == pytest.approx(float(given_value), rel=1e-6), (row["device"], column)
             elif column not in ("scaleup_domain_size", "price_usd_per_h", "mamf_bf16_flops"):  # H20: measured elsewhere
-                assert carried is None, (row["device"], column)
+                assert carried is None or (a.name, column) in ADDED, (row["device"], column)
         if row["mem_bytes_usable"]:
             # the total of the driver; what a process sees is up to 9 % less (T4, A10: ECC)
             assert 0.91 <= a.usable_bytes / float(row["mem_bytes_usable"]) <= 1.001, row["device"]

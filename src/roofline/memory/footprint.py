@@ -85,6 +85,20 @@ class Footprint:
         return next((text for text, where in self.reasons if bool(np.all(where))), None)
 
 
+# What CUDA and its libraries take, in the profiles of engines that were measured on GPUs.
+_CUDA = (
+    "context", "context_tp", "context_pp", "context_moe", "non_torch", "non_torch_tp", "non_torch_rank",
+    "non_torch_pp", "graph_base", "graph_layer", "matmul_workspace",
+)  # fmt: skip
+
+
+def on_device(profile: MemoryProfile, accelerator: Accelerator) -> MemoryProfile:
+    """The profile without what only a GPU runtime takes, on devices that are not GPUs."""
+    if accelerator.kind.startswith("gpu") or profile.context == 0:
+        return profile
+    return profile.model_copy(update=dict.fromkeys(_CUDA, 0))
+
+
 def limits(profile: MemoryProfile, visible: Array) -> tuple[Array, Array]:
     """The engine's own limits: sequences and tokens of a step, by the memory of the device."""
     small = np.asarray(visible) < profile.small_device
@@ -121,7 +135,7 @@ def footprint(
     Error:    docs/memory.md holds the table against engine logs
     Source:   vLLM gpu_worker, SGLang model_runner, TensorRT-LLM KvCacheConfig, llama.cpp
     """
-    profile = engine.memory
+    profile = on_device(engine.memory, accelerator)
     visible = accelerator.usable_bytes if visible_bytes is None else visible_bytes
     seqs, tokens = limits(profile, visible)
     settings = Settings(
