@@ -246,7 +246,10 @@ def test_an_interrupt_keeps_what_was_done(monkeypatch, tmp_path):
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_on_a_real_process():
     command = [sys.executable, "-m", "roofline", *SMALL, "--requests", "2000000", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+    )  # fmt: skip
     assert "simulating" in process.stderr.readline()
     time.sleep(2.5)  # into the run; it would take tens of seconds
     process.send_signal(signal.SIGINT)

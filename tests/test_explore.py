@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from urllib.parse import urlencode
@@ -193,8 +197,6 @@ def test_no_name_ends_the_script_element():
 
 
 def test_missing_plotly_says_how_to_get_it(monkeypatch, tmp_path):
-    import sys
-
     plotly_js.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly", None)
     out = tmp_path / "p.html"
@@ -305,6 +307,28 @@ def test_wrong_questions_get_a_message(server):
 def test_a_taken_port_says_so(server, menus):
     with pytest.raises(InputError, match="--port"):
         Server(START, menus, port=server.port)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_command_serves_until_ctrl_c():
+    pytest.importorskip("plotly")
+    command = [sys.executable, "-m", "roofline", "explore", "llama-3.2-1b", "--hw", "l40s", "--port", "0", "--no-open"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+    )  # fmt: skip
+    try:
+        port = int(re.match(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/answer?isl=500")
+        assert json.loads(connection.getresponse().read())["title"].startswith("llama-3.2-1b")
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert errors == ""
 
 
 # -- both pages in a browser

@@ -94,7 +94,17 @@ def roofline_view(e: Estimate) -> dict[str, Any]:
 
 
 def regime_view(e: Estimate) -> dict[str, Any]:
-    """The regime map, thinned out: a digit for each point, an index into `names`."""
+    """The regime map, thinned out: a digit for each point, an index into `names`.
+
+    It is kept with the deployment, as it does not depend on the load, but for encoder-decoders on the prompt.
+    """
+    kept = vars(e.deployment)
+    if "_regime_view" not in kept or e.deployment.model.encoder:
+        kept["_regime_view"] = _regime_view(e)
+    return kept["_regime_view"]
+
+
+def _regime_view(e: Estimate) -> dict[str, Any]:
     r = regimes_figure.of(e)
     codes = np.searchsorted(SORTED, r.names[::EVERY, ::EVERY])
     digits = np.array([str(REGIME_NAMES.index(name)) for name in SORTED])[codes]

@@ -32,6 +32,7 @@
     for (const n of ["tp", "pp", "dp", "ep"]) delete start[n];
   }
   const state = { ...start };
+  let running = null, timer = 0; // the answer that is waited for, and the pause before the next is asked for
   const fields = {};
 
   function select(name, parent) {
@@ -68,6 +69,10 @@
   }
 
   function complain(name, low, high) {
+    clearTimeout(timer); // an answer still on its way would take the message away
+    if (running) running.abort();
+    running = null;
+    document.body.classList.remove("waiting");
     failed([`${TITLES[name]}: a number from ${low} to ${high.toLocaleString("en-US")}`]);
   }
 
@@ -127,8 +132,6 @@
   const numeric = () => ({ ...state, isl: Number(state.isl), osl: Number(state.osl), concurrency: Number(state.concurrency),
     price: state.price === "" ? null : Number(state.price) });
 
-  let running = null, timer = 0;
-
   function change(name, value) {
     state[name] = value;
     for (const [other, field] of Object.entries(fields)) if (other === name) field.show(value);
@@ -149,7 +152,7 @@
     try {
       found = table ? await interpolate(numeric()) : await fromServer(state, mine.signal);
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (mine.signal.aborted) return;
       found = { error: "the server does not answer any more; start 'roofline explore' again" };
     }
     if (running !== mine) return;
