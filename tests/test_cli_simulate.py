@@ -100,6 +100,7 @@ def test_a_file_is_cut_and_hurried(tmp_path):
         {"rate": 1.0, "bursty": 2.0, "turns": 3.0}, {"rate": 0.0}, {"rate": math.nan}, {"rate": 1.0, "bursty": 0.0},
         {"scale": 2.0}, {"concurrency": 0}, {"concurrency": -3}, {"requests": 0}, {"requests": 10**9}, {"seed": -1},
         {"path": "no-such-file.csv"}, {"rate": 1.0, "turns": 3.0, "think": math.inf},
+        {"rate": 1.0, "turns": 1e6}, {"rate": 1.0, "turns": 900.0, "isl": 1e6},
     ],
 )  # fmt: skip
 def test_contradictions_are_refused(changes):

@@ -19,6 +19,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 COLUMNS = ("mean", "p50", "p90", "p99")
 OUTPUTS = (".parquet", ".csv", ".jsonl")
 MOST_REQUESTS = 5_000_000
+MOST_TURNS, MOST_BLOCKS = 1000, 2e7
 BAR_WIDTH = 48
 ROUTERS = ("round-robin", "least-loaded", "least-tokens", "cache-aware", "fresh-warm")
 
@@ -186,10 +187,17 @@ def trace_of(path, scale, rate, bursty, concurrency, turns, think, shared_prefix
         check_number("think", think, low=0, high=1e9)
         block = traces.MOONCAKE_BLOCK_TOKENS
         prefix = int(check_number("shared_prefix", shared_prefix, low=0, high=1e7)) // block * block
-        mean = float(np.mean(traces.lengths(turns, 1000, np.random.default_rng(seed))))
+        rng = np.random.default_rng(seed)
+        drawn, asks, answers = (traces.lengths(x, 1000, rng) for x in (turns, isl, osl))
+        check_number("turns", float(drawn.max()), low=1, high=MOST_TURNS)
+        mean = float(drawn.mean())
+        blocks = count * (mean / 2.0 * float(asks.mean() + answers.mean()) + prefix) / block
+        if blocks > MOST_BLOCKS:
+            raise InputError(f"turns: these conversations have {blocks:.1g} prefix blocks in all; at most "
+                             f"{MOST_BLOCKS:.0e}: fewer requests or turns, or shorter prompts")  # fmt: skip
         sessions = max(round(count / mean), 1)
-        drawn = traces.multi_turn(rate / mean, sessions, turns, isl, isl, osl, think, block, prefix, seed)
-        return dataclasses.replace(drawn, name=f"{sessions} conversations")
+        made = traces.multi_turn(rate / mean, sessions, turns, isl, isl, osl, think, block, prefix, seed)
+        return dataclasses.replace(made, name=f"{sessions} conversations")
     if bursty is not None:
         check_number("bursty", bursty, low=0.01, high=100)
         return traces.bursty(rate, count, isl, osl, cv=bursty, seed=seed)
