@@ -59,6 +59,14 @@ def test_joules():
     assert joules_per_token(board_power_w(700.0, 1.0) * 8, 12000.0) == pytest.approx(5600.0 / 12000.0)
 
 
+def test_energy_of_an_estimate():
+    """Bound by memory it draws 43 % of TDP (137 to 300 W of 700 were measured), in a prompt nearly all of it."""
+    decode = estimate("llama-3.1-8b", "h200-sxm", isl=100, osl=1000, batch=1)
+    assert decode.joules_per_token_expected / decode.joules_per_token == pytest.approx(0.433, abs=0.02)
+    prompt = estimate("llama-3.1-8b", "h200-sxm", isl=30_000, osl=1, batch=1)
+    assert 0.85 < prompt.joules_per_token_expected / prompt.joules_per_token <= 1.0
+
+
 @given(price=positive, years=st.floats(1.0, 10.0), power=positive, kwh=st.floats(0.01, 1.0), use=st.floats(0.05, 1.0))
 def test_owned_hours(price, years, power, kwh, use):
     """Half the utilisation costs twice as much; the purchase is paid back over its life."""

@@ -191,6 +191,7 @@ def test_xarray(static):
         ({"hw": ["h100-smx"]}, UnknownNameError, "did you mean"),
         ({"isl": [1, 2], "osl": [1, 2, 3], "together": ("isl", "osl")}, InputError, "different lengths"),
         ({"together": ("isl",)}, InputError, "not given as a list"),
+        ({"isl": [500, 4000], "cached": [0, 500]}, InputError, "cached: 500 of a prompt of 500 tokens"),
     ],
 )
 def test_refusals(inputs, error, text):

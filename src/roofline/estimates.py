@@ -10,7 +10,7 @@ from typing import Any
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment, deployment
-from roofline.economics import joules_per_token, usd_per_mtok
+from roofline.economics import board_power_w, joules_per_token, usd_per_mtok
 from roofline.errors import InputError, check_number
 from roofline.kernels.times import OpTime
 from roofline.memory import Footprint, fewest_gpus
@@ -172,6 +172,22 @@ class Estimate(
         """Energy of an output token with every device at its rated power: an upper bound [J]; None where unknown."""
         tdp = self.deployment.accelerator.tdp_w
         return None if tdp is None else joules_per_token(tdp * self.deployment.plan.gpus, self.tokens_per_s.value)
+
+    @cached_property
+    def compute_share(self) -> float:
+        """Part of a request's step time in which matrix units set the pace, its prompt and its output together."""
+        steps = self.osl - 1.0
+        compute = self.prefill.parts_s["compute"] + steps * self.decode.parts_s["compute"]
+        return float(compute / (self.prefill.total_s + steps * self.decode.total_s))
+
+    @cached_property
+    def joules_per_token_expected(self) -> float | None:
+        """The same at the power that a device draws for this work, see `board_power_w`; None where unknown [J]."""
+        tdp = self.deployment.accelerator.tdp_w
+        if tdp is None:
+            return None
+        power = float(board_power_w(tdp, self.compute_share)) * self.deployment.plan.gpus
+        return joules_per_token(power, self.tokens_per_s.value)
 
     # Explanation.
 

@@ -80,6 +80,7 @@ def as_dict(e: Estimate) -> dict[str, Any]:
         "usd_per_mtok_output": value(e.usd_per_mtok_output),
         "usd_per_mtok_blended": value(e.usd_per_mtok_blended),
         "joules_per_token": e.joules_per_token,
+        "joules_per_token_expected": e.joules_per_token_expected,
         "evidence": e.evidence,
         "prefill": [asdict(row) for row in e.prefill_table],
         "decode": [asdict(row) for row in e.decode_table],

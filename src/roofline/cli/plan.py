@@ -29,7 +29,7 @@ def limit(name: str, text: str | None) -> tuple[float | None, float | None]:
         raise InputError(f"{name}: '{text}' is not a time; e.g. '500 ms', '2 s@p99' or '50 ms@mean'") from None
     if match[3]:
         return seconds, None
-    return seconds, float(match[2]) / 100.0 if match[2] else 0.9
+    return seconds, round(float(match[2]) / 100.0, 6) if match[2] else 0.9
 
 
 def listed(text: str | None) -> list[str] | None:

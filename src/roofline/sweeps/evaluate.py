@@ -94,13 +94,13 @@ def answers(d: Deployment, load: str, n: dict[str, Array], usd_per_h: Array) -> 
              "tdp_w": d.accelerator.tdp_w or np.nan, "resident": resident}  # fmt: skip
     if load == "batch":
         batch = n["batch"]
-        prefill, decode = static_steps(d, batch, isl, osl, np.minimum(cached, isl - 1.0))
+        prefill, decode = static_steps(d, batch, isl, osl, cached)
         ttft, tpot = prefill.total_s, decode.total_s
         e2e = ttft + (osl - 1.0) * tpot
         flags = flags | np.where(resident < batch, int(Reason.KV_FULL), 0)
         return Answers(ttft, tpot, e2e, batch * osl / e2e, **known), flags
     knobs = {name: n[name] for name in KNOBS if name in n}
-    state = steady_state(d, isl=isl, osl=osl, cached=np.minimum(cached, isl - 1.0), **{load: n[load]}, **knobs)
+    state = steady_state(d, isl=isl, osl=osl, cached=cached, **{load: n[load]}, **knobs)
     flags = flags | np.where(state.feasible, 0, int(Reason.DOES_NOT_FIT))
     if load == "rate_per_s":
         flags = flags | np.where(state.saturated, int(Reason.OVERLOAD), 0)

@@ -198,6 +198,14 @@ def grid_of(inputs: Mapping[str, Any], together: Iterable[str] = (), specs: str 
             raise InputError(f"together: '{name}' is not given as a list of numbers; allowed: {allowed}")
     if len({len(numbers[n]) for n in pairs}) > 1:
         raise InputError(f"together: {' and '.join(pairs)} have different lengths")
+    if "cached" in numbers:
+        paired = {"isl", "cached"} <= set(pairs)
+        room = numbers["isl"] - 1.0 - numbers["cached"] if paired else numbers["isl"].min() - 1.0 - numbers["cached"]
+        if (over := np.flatnonzero(room < 0)).size:
+            shortest = numbers["isl"][over[0]] if paired else numbers["isl"].min()
+            raise InputError(
+                f"cached: {numbers['cached'][over[0]]:g} of a prompt of {shortest:g} tokens; at least one is computed"
+            )
     if unknown := sorted(set(inputs) - set(STRUCTURE) - set(NUMBERS)):
         raise UnknownNameError("input of a sweep", unknown[0], [*STRUCTURE, *NUMBERS])
     return Grid(structure, numbers, tuple(swept), pairs, specs)
