@@ -89,7 +89,7 @@ def environment() -> Iterator[None]:
 
 def session(shown: str) -> str:
     """The commands of a console block, each with what it prints."""
-    commands = re.findall(r"^\$ (.*(?:\\\n.*)*)$", shown, re.MULTILINE)
+    commands = re.findall(r"^\$ ((?:.*\\\n)*.*)$", shown, re.MULTILINE)
     return "".join(f"$ {command}\n{run(command)}" for command in commands)
 
 
@@ -99,7 +99,8 @@ def run(command: str) -> str:
     refused = command.endswith("# refused")
     if done.returncode != (2 if refused else 0):
         raise RuntimeError(f"{command}\nended with {done.returncode}\n{done.stdout}{done.stderr}")
-    return lines(done.stderr if refused else done.stdout)
+    written = [f"{line}\n" for line in done.stderr.splitlines() if line.startswith("wrote ")]  # but no progress
+    return lines(done.stderr if refused else done.stdout + "".join(written))
 
 
 def lines(text: str) -> str:

@@ -74,6 +74,11 @@ def test_blocks_share_a_folder_and_names(root, tmp_path):
     assert refresh.refresh(page) == 0
 
 
+def test_command_over_two_lines(root):
+    shown = "$ echo a \\\n    b\nold\n$ echo c\n"
+    assert load(root, "refresh").session(shown) == "$ echo a \\\n    b\na b\n$ echo c\nc\n"
+
+
 def test_failing_command_is_no_output(root):
     refresh = load(root, "refresh")
     with pytest.raises(RuntimeError, match="ended with 3"):
