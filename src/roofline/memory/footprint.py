@@ -92,7 +92,7 @@ _CUDA = (
 )  # fmt: skip
 
 
-def on_device(profile: MemoryProfile, accelerator: Accelerator) -> MemoryProfile:
+def _on_device(profile: MemoryProfile, accelerator: Accelerator) -> MemoryProfile:
     """The profile without what only a GPU runtime takes, on devices that are not GPUs."""
     if accelerator.kind.startswith("gpu") or profile.context == 0:
         return profile
@@ -135,7 +135,7 @@ def footprint(
     Error:    docs/memory.md holds the table against engine logs
     Source:   vLLM gpu_worker, SGLang model_runner, TensorRT-LLM KvCacheConfig, llama.cpp
     """
-    profile = on_device(engine.memory, accelerator)
+    profile = _on_device(engine.memory, accelerator)
     visible = accelerator.usable_bytes if visible_bytes is None else visible_bytes
     seqs, tokens = limits(profile, visible)
     settings = Settings(
