@@ -23,7 +23,11 @@ def moe():
 
 
 def named(found, name):
-    return next(x for x in found.found if x.name == name)
+    return named_in(found.found, name)
+
+
+def named_in(found, name):
+    return next(x for x in found if x.name == name)
 
 
 def test_every_family_is_there(dense, moe):
@@ -94,6 +98,11 @@ def test_speculation_follows_acceptance():
     assert 1.0 < gains[0].gains["tpot"] < gains[1].gains["tpot"] < 5.0
     never = levers("llama-3.1-70b", "h100-sxm", assumed=Assumed(acceptance=0.01), **scene).found[0]
     assert not never.gains and "verification costs more" in never.why_not
+
+
+def test_an_odd_number_of_heads_cannot_be_halved():
+    found = levers("smollm2-360m", "h100-sxm", families=["model"]).found
+    assert "5 KV heads cannot be halved" in named_in(found, "half the KV heads").why_not
 
 
 def test_what_is_not_possible_is_told(dense):

@@ -307,7 +307,9 @@ def model_variants(d: Deployment, scene: Scene, usd: float, known: Assumed) -> I
         return a if i % 4 == 3 or a.window or a.chunk else a.model_copy(update={"window": 4096})
 
     def grouped(i: int, a: GQA) -> GQA:
-        return a.model_copy(update={"kv_heads": max(a.kv_heads // 2, 1)})
+        if a.kv_heads % 2:
+            raise NotPossibleError(f"{a.kv_heads} KV heads cannot be halved")
+        return a.model_copy(update={"kv_heads": a.kv_heads // 2})
 
     def latent(i: int, a: GQA) -> MLA:
         return MLA(heads=a.heads, q_rank=1536, kv_rank=512, nope_dim=a.head_dim, rope_dim=64, v_dim=a.head_dim)
