@@ -539,7 +539,7 @@ def paths(data: dict, prefix: str = ""):
             yield from paths(value, f"{prefix}{key}.")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([p for p in paths(h100()) if not p.startswith("sources.")]), JUNK)
 def test_junk_in_any_field_is_an_accelerator_or_a_spec_error(path, junk):
     try:
