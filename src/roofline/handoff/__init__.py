@@ -6,6 +6,7 @@ import math
 
 from roofline.handoff.commands import EMITTERS, Launch, Limits, hub_id, launch
 from roofline.handoff.logs import bench_command, log_lines
+from roofline.planner.demand import milliseconds
 from roofline.planner.result import Recommendation
 
 __all__ = ["EMITTERS", "Launch", "Limits", "bench_command", "hub_id", "launch", "launch_plan", "log_lines"]
@@ -31,7 +32,7 @@ def launch_plan(r: Recommendation, engine: str) -> str:
         out += ["", f"# {n} x {what} on {d.plan.gpus} x {d.accelerator.name} each", started.text]
         out += ["# its log should say"] + [f"#   {line}" for line in log_lines(d, length)]
     rate, t = r.traffic.rate_per_s, r.traffic
-    told = ", ".join(f"{k[:-2].upper()} {v * 1e3:,.4g} ms" for k, v in r.latencies.items())
+    told = ", ".join(f"{k[:-2].upper()} {milliseconds(v)}" for k, v in r.latencies.items())
     out += [
         "",
         f"# under the planned load users should see {told}; to check (then: roofline compare bench.json):",

@@ -16,7 +16,7 @@ import numpy as np
 
 from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, InputError, check_number
-from roofline.planner.demand import Slo, Traffic, traffic
+from roofline.planner.demand import Slo, Traffic, milliseconds, traffic
 from roofline.planner.fleet import Fleet, mixed, order, pooled, uniform
 from roofline.planner.layouts import MAX_GPUS, Rejection, candidates, smallest
 from roofline.planner.offers import Offer, decode_offer, offer, prefill_offer
@@ -281,7 +281,7 @@ def _nothing_keeps(search: Search, slo: Slo) -> str:
     nearest = min(search.offers, key=lambda o: (o.shortfall(slo), o.usd_per_h_replica))
     at_best = {n: float(nearest.latency(n, slo.share_of(n))[0]) for n in slo.limits}
     missed = ", ".join(
-        f"{slo.name_of(n)} {v * 1e3:,.4g} ms (asked: {slo.limits[n] * 1e3:,.4g} ms)" for n, v in at_best.items()
+        f"{slo.name_of(n)} {milliseconds(v)} (asked: {milliseconds(slo.limits[n])})" for n, v in at_best.items()
     )
     factor = nearest.shortfall(slo)
     hint = (

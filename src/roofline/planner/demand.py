@@ -54,6 +54,15 @@ class Traffic:
         return rate + (f", {self.hit_rate:.0%} of the prompt cached" if self.hit_rate else "")
 
 
+def milliseconds(value_s: float) -> str:
+    """Seconds as milliseconds with four digits, thousands with commas.
+
+    >>> milliseconds(40.0), milliseconds(0.4342)
+    ('40,000 ms', '434.2 ms')
+    """
+    return f"{value_s * 1e3:,.0f} ms" if value_s >= 1.0 else f"{value_s * 1e3:.4g} ms"
+
+
 def _longest(lengths: Lengths) -> float:
     """The longest of a distribution; of a plain number the number."""
     return float(lengths.longest if lengths.cv > 0 else lengths.mean)
@@ -179,7 +188,7 @@ class Slo:
         return replace(rest, **{latency: None})
 
     def __str__(self) -> str:
-        told = [f"{self.name_of(n)} <= {v * 1e3:,.4g} ms" for n, v in self.limits.items()]
+        told = [f"{self.name_of(n)} <= {milliseconds(v)}" for n, v in self.limits.items()]
         told += [f"{self.goodput:.0%} of requests keep all"] if self.goodput else []
         return ", ".join(told) or "no latency objective"
 
