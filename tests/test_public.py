@@ -13,7 +13,8 @@ def test_public_names():
     """A name that is added or taken away is a decision: change this list with it."""
     assert sorted(roofline.__all__) == [
         "Deployment", "Estimate", "Plan", "Precision", "Recommendation", "RooflineError", "Slo", "Sweep",
-        "__version__", "compare", "decode_regime", "deployed", "estimate", "hardware", "levers", "load_model", "plan",
+        "__version__", "compare", "decode_regime", "deploy", "deployed", "estimate", "hardware", "levers", "load_model",
+        "measure_decode_utilization", "plan",
         "plot", "simulate", "speculate", "sweep", "traffic", "write_report",
     ]  # fmt: skip
 

@@ -167,3 +167,6 @@ def deployment(
     if chosen.plan.pp > sum(count for _, count in parsed.stage_layers(Plan(), None)):
         raise InfeasibleError(f"pp: {pp} stages, but {parsed.name} has fewer layers")
     return chosen
+
+
+deploy = deployment  # the public name: `roofline.deployment` is this module

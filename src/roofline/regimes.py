@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from roofline.arrays import Array
-from roofline.deployment import Deployment
+from roofline.deployment import Deployment, deployment
 from roofline.step import StepTime
 
 # The name of a regime by the part of the step that is largest.
@@ -55,19 +56,22 @@ def regime_of(step: StepTime) -> Array:
     return str(names) if names.ndim == 0 else names
 
 
-def decode_regime(deployment: Deployment, batch: float = 1, context: float = 4096) -> Regime:
+def decode_regime(
+    where: Deployment | str, batch: float = 1, context: float = 4096, *, hw: str = "h100-sxm", **layout: Any
+) -> Regime:
     """What decoding waits for at this batch and context, and at which batch or context that changes.
 
     Formula:  the largest of the seconds spent on weights, KV, compute, network and overhead
-    Args:     batch [sequences over the replica], context [cached tokens per sequence]
+    Args:     where: a Deployment, or the name of a model with `hw` and the layout, formats and engine of
+              `roofline.deployment.deployment`; batch [sequences over the replica], context [cached tokens per sequence]
     Returns:  Regime
     Source:   Williams, Waterman, Patterson 2009, applied per op and summed
 
-    >>> from roofline.deployment import deployment
-    >>> decode_regime(deployment("llama-3.1-70b", "h100-sxm", weights="bf16", engine="ideal"), 1, 2000).name
+    >>> decode_regime("llama-3.1-70b", 1, 2000, hw="h100-sxm", weights="bf16", engine="ideal").name
     'weights-bound'
     """
-    here = deployment.decode_step(float(batch), float(context))
+    where = where if isinstance(where, Deployment) else deployment(where, hw, **layout)
+    here = where.decode_step(float(batch), float(context))
     name = str(regime_of(here))
     shares = {part: float(s / here.total_s) for part, s in here.parts_s.items()}
     part = next(p for p, label in REGIMES.items() if label == name)
@@ -77,8 +81,8 @@ def decode_regime(deployment: Deployment, batch: float = 1, context: float = 409
         name,
         shares[part],
         shares,
-        _first_other(name, batches, regime_of(deployment.decode_step(batches, float(context)))),
-        _first_other(name, contexts, regime_of(deployment.decode_step(float(batch), contexts))),
+        _first_other(name, batches, regime_of(where.decode_step(batches, float(context)))),
+        _first_other(name, contexts, regime_of(where.decode_step(float(batch), contexts))),
     )
 
 
