@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from roofline.deployment import deployment
 from roofline.errors import InputError
+from roofline.estimates import estimate
 from roofline.forward import loop_hits
 from roofline.kernels.host import launches, step_launches
 from roofline.ops import Gemm
@@ -274,14 +275,32 @@ def test_prefill_over_stages_refuses_what_cannot_be_cut():
         prefill_pipelined(run, batch=2.0, isl=100.0, chunks=0)
 
 
+def test_prompts_of_a_batch_follow_one_another_through_the_stages():
+    """As many micro-batches as stages, or as prompts where these are fewer: the flow shop of `prefill_pipelined`."""
+    run = deployment("llama-3.1-70b", "h100-sxm", tp=2, pp=4, weights="fp8")
+    for batch in (1, 2, 16):
+        split = prefill_pipelined(run, batch=float(batch), isl=2048.0, micro_batches=min(batch, 4))
+        assert float(run.prefill_step(float(batch), 2048.0).total_s) == pytest.approx(float(split.total_s), rel=1e-9)
+
+
 def test_decodes_fewer_than_stages_leave_stages_idle():
-    """One sequence takes the sum of its stages; as many as stages take no longer."""
+    """One sequence takes the sum of its stages; as many as stages wait for the slowest, which has the head."""
     run = deployment("llama-3.1-8b", "h100-sxm", pp=4)
     one, four = (float(run.decode_step(b, 500.0).total_s) for b in (1.0, 4.0))
     stages = [float(run.step(decode(1.0, 500.0), stage=s).total_s) for s in range(4)]
     assert four == pytest.approx(max(sum(stages), 4 * max(stages)), rel=0.01)
-    assert one == pytest.approx(four, rel=0.01)
+    assert one == pytest.approx(sum(stages), rel=0.01)
+    assert one < 0.95 * four
     assert float(decode_share(4, 1.0)) == 0.25
+
+
+def test_utilisation_counts_idle_stages():
+    """A sequence alone is in one of four stages at a time: weights are read once a pass, on four devices in turn."""
+    run = deployment("llama-3.1-8b", "h100-sxm", pp=4, engine="ideal")
+    one, eight = (estimate(run, isl=500, osl=2, batch=b) for b in (1, 8))
+    assert one.mbu == pytest.approx(0.25, rel=0.05)
+    assert 0.8 < eight.mbu <= 1.0
+    assert one.mfu_prefill < 0.26 < eight.mfu_prefill <= 1.0
 
 
 # Experts under load.

@@ -79,19 +79,24 @@ class Deployment:
     def decode_step(self, batch: Array, context: Array, encoder_tokens: Array = 0.0) -> StepTime:
         """One new token for each of `batch` sequences at `context` cached tokens.
 
-        Over pp stages the batch runs as pp micro-batches, and a token comes out when its own has passed every stage:
-        the pass takes the sum of the stages, or pp times the slowest where that is longer (the others wait for it).
+        Over pp stages the batch runs as up to pp micro-batches, and a token comes out when its own has passed every
+        stage: the pass takes the sum of the stages, or that of the slowest for every micro-batch where this is longer.
         """
         return self.pipelined(lambda micro: (decode(micro, context),), batch, encoder_tokens)
 
     def prefill_step(self, batch: Array, isl: Array, cached: Array = 0.0) -> StepTime:
-        """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, in one pass.
+        """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, until the last has passed.
 
-        Of an encoder-decoder: the encoder over the prompts and the first decoder step.
+        Over pp stages they run as up to pp micro-batches, one behind the other: the sum of the stages for the first,
+        and the slowest stage once more for each that follows. Of an encoder-decoder: the encoder over the prompts and
+        the first decoder step, without micro-batches.
         """
-        prompts = prefill(batch, isl, cached)
         if not self.model.encoder:
-            return self.step(prompts)
+            if self.plan.pp == 1:
+                return self.step(prefill(batch, isl, cached))
+            whole, slowest_s, under_way = self._micro_batches(lambda micro: (prefill(micro, isl, cached),), batch)
+            return _stretched(whole, whole.total_s + (under_way - 1.0) * slowest_s)
+        prompts = prefill(batch, isl, cached)
         ops = encoder_ops(self.model, (prompts,), self.plan, self.precision)
         first = (Sequences(batch, 1.0, 0.0),)
         return self.timed(ops + step_ops(self.model, first, self.plan, self.precision, None, isl))
@@ -99,16 +104,21 @@ class Deployment:
     def pipelined(
         self, groups: Callable[[Array], tuple[Sequences, ...]], batch: Array, encoder_tokens: Array = 0.0
     ) -> StepTime:
-        """The round trip of one of pp micro-batches; `groups` turns its size into what it works on."""
-        pp = self.plan.pp
-        if pp == 1:
+        """The round trip of one of up to pp micro-batches; `groups` turns its size into what it works on."""
+        if self.plan.pp == 1:
             return self.step(*groups(batch), encoder_tokens=encoder_tokens)
-        micro = np.maximum(np.asarray(batch, float) / pp, np.minimum(batch, 1.0))
+        whole, slowest_s, under_way = self._micro_batches(groups, batch, encoder_tokens)
+        return _stretched(whole, np.maximum(whole.total_s, under_way * slowest_s))
+
+    def _micro_batches(
+        self, groups: Callable[[Array], tuple[Sequences, ...]], batch: Array, encoder_tokens: Array = 0.0
+    ) -> tuple[StepTime, Array, Array]:
+        """The pass of one micro-batch, the seconds of its slowest stage, and how many micro-batches there are."""
+        pp, batch = self.plan.pp, np.asarray(batch, float)
+        micro = np.maximum(batch / pp, np.minimum(batch, 1.0))
         whole = self.step(*groups(micro), encoder_tokens=encoder_tokens)
         stages = [self.step(*groups(micro), stage=s, encoder_tokens=encoder_tokens) for s in range(pp)]
-        slowest = np.max([s.total_s for s in stages], axis=0)
-        waiting = np.maximum(pp * slowest / whole.total_s, 1.0)
-        return replace(whole, total_s=whole.total_s * waiting, scale=whole.scale * waiting)
+        return whole, np.max([s.total_s for s in stages], axis=0), np.clip(batch, 1.0, pp)
 
     def footprint(self, length: Array) -> Footprint:
         """The memory table of every stage, and how many requests of `length` tokens are cached together."""
@@ -125,6 +135,11 @@ class Deployment:
             f"{self.model.name} {self.precision.name}{kv} on {self.plan.gpus} x {self.accelerator.name}{plan}, "
             f"{self.engine.name}"
         )
+
+
+def _stretched(step: StepTime, total_s: Array) -> StepTime:
+    """A step that takes longer because it waits; what it is spent on grows alike."""
+    return replace(step, total_s=total_s, scale=step.scale * (total_s / step.total_s))
 
 
 def deployment(

@@ -19,6 +19,7 @@ from roofline.plotted import Plotted
 from roofline.precision import Format, Precision
 from roofline.regimes import Regime, critical_batch, decode_regime
 from roofline.serving.bands import tpot_band, ttft_band
+from roofline.serving.pipeline import decode_share
 from roofline.serving.steady import SteadyState, steady_state
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import Accelerator
@@ -117,18 +118,24 @@ class Estimate(
 
     @cached_property
     def mfu(self) -> float:
-        """Model FLOP utilisation of a decode step, see `flops_utilisation`."""
-        return float(flops_utilisation(self.deployment, self.decode))
+        """Model FLOP utilisation of a decode step, see `flops_utilisation`, times the pipeline stages that are busy."""
+        return float(flops_utilisation(self.deployment, self.decode) * self._busy_stages(self.running or self.batch))
 
     @cached_property
     def mfu_prefill(self) -> float:
-        """The same of the prefill step; one prompt pass keeps one pipeline stage at a time busy."""
-        return float(flops_utilisation(self.deployment, self.prefill) / self.deployment.plan.pp)
+        """The same of the prefill step: of all prompts of a static batch, else of one."""
+        prompts = self.batch if self.state is None else 1.0
+        return float(flops_utilisation(self.deployment, self.prefill) * self._busy_stages(prompts))
 
     @cached_property
     def mbu(self) -> float:
-        """Memory bandwidth utilisation of a decode step, see `bandwidth_utilisation`."""
-        return float(bandwidth_utilisation(self.deployment, self.decode))
+        """Memory bandwidth utilisation of a decode step, see `bandwidth_utilisation`, of all pipeline stages."""
+        running = self.running or self.batch
+        return float(bandwidth_utilisation(self.deployment, self.decode) * self._busy_stages(running))
+
+    def _busy_stages(self, sequences: float) -> Array:
+        """Micro-batches over pipeline stages: a step's FLOPs and bytes are those of one on its way through all."""
+        return decode_share(self.deployment.plan.pp, sequences)
 
     @cached_property
     def intensity(self) -> float:
@@ -376,7 +383,8 @@ def estimate(
         )
     if rate_per_s is not None:
         rate_per_s = check_number("rate_per_s", rate_per_s, low=1e-9, high=1e9)
-    size = check_number("concurrency" if batch is None else "batch", concurrency or batch or 1, low=1, high=1e7)
+    sizes = {"batch": batch, "concurrency": concurrency}
+    size = next((check_number(n, v, low=1, high=1e7) for n, v in sizes.items() if v is not None), 1.0)
     if usd_per_h is not None:
         usd_per_h = check_number("usd_per_h", usd_per_h, low=0, high=1e6)
     where = model if isinstance(model, Deployment) else deployment(
