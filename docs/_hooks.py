@@ -135,10 +135,9 @@ def api_index() -> str:
     out = ["# Reference", "", "Made from the docstrings. Names that can be taken from `roofline` itself: "]
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     public = next(n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "_PUBLIC")
-    names = ast.literal_eval(public)
-    out[-1] += ", ".join(
-        f"[`{n}`]({api_path(home_of(m, n))}#roofline.{home_of(m, n)}.{n})" for n, m in names.items()
-    ) + "."  # fmt: skip
+    homes = {name: home_of(module, name) for name, module in ast.literal_eval(public).items()}
+    links = [f"[`{shown}`]({api_path(m)}#roofline.{m}.{name})" for shown, (m, name) in homes.items()]
+    out[-1] += ", ".join(links) + "."
     for title, chapter in CHAPTERS.items():
         out += ["", f"## {title}", ""]
         for module in modules(chapter):
@@ -153,13 +152,17 @@ def about(module: str) -> str:
     return " ".join(told.split("\n\n")[0].split())
 
 
-def home_of(module: str, name: str) -> str:
-    """The module that defines a name which `module` may only pass on."""
-    tree = ast.parse(source_file(module).read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and any(a.name == name for a in node.names):
-            return home_of((node.module or "").removeprefix("roofline."), name)
-    return module
+def home_of(module: str, name: str) -> tuple[str, str]:
+    """Where something is defined that `module` may only pass on, and under which name."""
+    for node in ast.parse(source_file(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return home_of((node.module or "").removeprefix("roofline."), alias.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            if name in [t.id for t in node.targets if isinstance(t, ast.Name)]:
+                return module, node.value.id
+    return module, name
 
 
 def api_path(module: str) -> str:
