@@ -109,17 +109,17 @@ def lines(text: str) -> str:
 
 
 def same(shown: str, now: str, tolerance: float = 0.02) -> bool:
-    """Whether two outputs say the same: equal words, numbers within `tolerance`."""
+    """Whether two outputs say the same: equal words, numbers within `tolerance` or one unit of their last decimal."""
     a, b = (re.sub(r"[-─━\s]{2,}|\s", " ", NUMBER.sub("#", t)).split() for t in (shown, now))
-    if a != b:
-        return False
-    pairs = zip(*(map(value, NUMBER.findall(t)) for t in (shown, now)))
-    return all(abs(x - y) <= tolerance * max(abs(x), abs(y)) for x, y in pairs)
+    return a == b and all(close(x, y, tolerance) for x, y in zip(NUMBER.findall(shown), NUMBER.findall(now)))
 
 
-def value(number: str) -> float:
-    """The number that was printed."""
-    return float(number.replace(",", ""))
+def close(shown: str, now: str, tolerance: float) -> bool:
+    """Whether two printed numbers are the same but for rounding; whole numbers have no last decimal."""
+    x, y = (float(n.replace(",", "")) for n in (shown, now))
+    decimals = min(len(n.partition(".")[2]) for n in (shown, now))
+    last = 10.0**-decimals if decimals and "e" not in shown + now else 0.0
+    return abs(x - y) <= max(tolerance * max(abs(x), abs(y)), 1.001 * last)
 
 
 def refresh(page: Path) -> int:

@@ -51,6 +51,9 @@ def test_page_is_up_to_date(root, page):
     [
         ("a 1.00 b", "a  1.01   b", True),
         ("a 1.00 b", "a 1.05 b", False),
+        ("0.31 s", "0.32 s", True),
+        ("0.31 s", "0.33 s", False),
+        ("5 drafts", "6 drafts", False),
         ("a 1,000 b", "a 1,001 c", False),
         ("batch 5", "batch 5\nbatch 6", False),
         ("h100-sxm 3", "h200-sxm 3", False),
