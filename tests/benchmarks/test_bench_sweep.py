@@ -62,20 +62,3 @@ def test_points_per_second(benchmark, model, load):
         benchmark.extra_info["peak_mb"] = round(peak / 1e6, 1)
     columns = 8 * POINTS * len(result.columns)
     assert peak < columns + 200e6  # intermediates stay in blocks
-
-
-def best_of(function, rounds: int = 3) -> float:
-    """Shortest wall time: what else runs on the machine only adds."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-@pytest.mark.parametrize(("load", "floor"), [("batch", 4e5), ("concurrency", 3e5)])
-def test_floor(load, floor):
-    """A fifth to a third of the targets, of a machine that others share."""
-    evaluate("llama-3.1-70b", load)
-    assert POINTS / best_of(lambda: evaluate("llama-3.1-70b", load)) > floor
