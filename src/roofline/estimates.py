@@ -18,7 +18,7 @@ from roofline.parallel import Plan
 from roofline.plotted import Plotted
 from roofline.precision import Format, Precision
 from roofline.regimes import Regime, critical_batch, decode_regime
-from roofline.serving.bands import tpot_band, ttft_band
+from roofline.serving.bands import kind_of, tpot_band, ttft_band
 from roofline.serving.pipeline import decode_share
 from roofline.serving.steady import SteadyState, steady_state
 from roofline.specs.engine import Engine
@@ -294,14 +294,14 @@ class Estimate(
 
 
 def peak_flops_per_s(where: Deployment) -> float:
-    """Dense peak of the feed-forward matmuls of a deployment [FLOP/s]."""
-    return where.machine.matmul_flops_per_s(where.precision.of("ffn"))
+    """Dense peak of the feed-forward matmuls of a deployment, of a mixture those of its experts [FLOP/s]."""
+    role = "ffn" if kind_of(where.model) == "dense" else "expert"
+    return where.machine.matmul_flops_per_s(where.precision.of(role))
 
 
 def flops_utilisation(where: Deployment, step: StepTime) -> Array:
     """Model FLOP utilisation of a step: 2 FLOPs per active matmul weight and token, over time and dense peak."""
-    flops = sum(t.op.count * t.op.flops for t in step.times if t.op.kind in ("gemm", "experts"))
-    return flops / step.total_s / peak_flops_per_s(where)
+    return step.matmul_flops / step.total_s / peak_flops_per_s(where)
 
 
 def bandwidth_utilisation(where: Deployment, step: StepTime) -> Array:

@@ -12,7 +12,7 @@ from roofline.arrays import Array, larger
 from roofline.calibrated import Calibrated, calibrated, candidates
 from roofline.kernels.chip import Chip
 from roofline.kernels.times import OpTime
-from roofline.ops import Collective, Op
+from roofline.ops import MATMULS, Collective, Op
 from roofline.precision import Format
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import BLOCK_SCALED, Accelerator
@@ -64,7 +64,7 @@ class Machine:
 
     def peak_flops_per_s(self, op: Op) -> float:
         """Peak of the arithmetic that an op is made of [FLOP/s]."""
-        if op.kind in ("gemm", "experts"):
+        if op.kind in MATMULS:
             return self.matmul_flops_per_s(op.weight)
         if op.kind == "index_scores":
             return self.accelerator.peak_flops_per_s("fp8")

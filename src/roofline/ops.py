@@ -19,6 +19,8 @@ from roofline.workload import Sequences, attended_pairs, kv_tokens_read
 
 BF16 = FORMATS["bf16"]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send")
+MATMULS = ("gemm", "experts")  # kinds of op that multiply by weights
+NETWORK = ("collective", "exchange")  # kinds of op that wait for links
 ACTIVATION_BYTES = 2.0  # between ops activations are 16 bits wide
 
 

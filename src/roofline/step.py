@@ -13,6 +13,7 @@ from roofline.errors import InputError
 from roofline.kernels.elementwise import host_gap_time
 from roofline.kernels.host import step_launches
 from roofline.kernels.times import OpTime
+from roofline.ops import MATMULS, NETWORK
 
 PARTS = ("weights", "kv", "activations", "compute", "network", "overhead")
 SCHEDULES = ("serial", "overlapped", "megakernel")
@@ -66,6 +67,11 @@ class StepTime:
         return self._sum(lambda t: t.op.flops)
 
     @cached_property
+    def matmul_flops(self) -> Array:
+        """FLOPs of one rank in products with weights: 2 per active weight and token."""
+        return sum(t.op.count * t.op.flops for t in self.times if t.op.kind in MATMULS)
+
+    @cached_property
     def bytes(self) -> Array:
         """Bytes over the memory bus of one rank."""
         return self._sum(lambda t: t.op.bytes)
@@ -114,7 +120,7 @@ def compose(
     serial = sum(t.op.count * t.total_s for t in times) + host_gap_s
     scale: Array = 1.0
     if schedule == "overlapped":
-        network = sum(t.op.count * t.total_s for t in times if t.op.kind == "collective")
+        network = sum(t.op.count * t.total_s for t in times if t.op.kind in NETWORK)
         scale = np.maximum(serial - network, network) / serial
     elif schedule == "megakernel":
         lanes = [sum(t.op.count * t.lane_s(lane) for t in times) for lane in ("compute", "memory", "network")]

@@ -140,8 +140,7 @@ def _launch_s(where: Device, graph: bool) -> float:
 
 def _work(step: StepTime) -> tuple[float, float]:
     """Bytes of weights and cache that a step has to read, and FLOPs of its matmuls."""
-    flops = sum(t.op.count * t.op.flops for t in step.times if t.op.kind in ("gemm", "experts"))
-    return float(step.weight_bytes + step.kv_bytes), float(flops)
+    return float(step.weight_bytes + step.kv_bytes), float(step.matmul_flops)
 
 
 def _decode(where: Device, call: Any, seconds: float) -> tuple[list[float], dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.kernels.routing import power_law_loads
-from roofline.ops import distinct_experts
+from roofline.ops import NETWORK, distinct_experts
 from roofline.step import StepTime
 
 
@@ -87,7 +87,7 @@ def expert_cost(deployment: Deployment, *, batch: Array, context: Array) -> Expe
     """
     found = deployment.decode_step(batch, context)
     even = deployment.with_(expert_imbalance=1.0).decode_step(batch, context)
-    moved = _of(found, ("exchange", "collective"))
+    moved = _of(found, NETWORK)
     return ExpertCost(found.total_s, _of(found, ("experts",)), moved, found.total_s - even.total_s)
 
 

@@ -10,6 +10,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from roofline.display import seconds
 from roofline.errors import InputError
 from roofline.estimates import Estimate
+from roofline.ops import NETWORK
 from roofline.report.style import PART_COLOURS, Look, Picture, settle, title
 from roofline.step import StepTime
 
@@ -77,7 +78,7 @@ def step_terms(step: StepTime) -> dict[str, float]:
     for t in step.times:
         count = float(t.op.count)
         compute, memory, total = float(t.compute_s), float(t.memory_s), float(t.total_s)
-        if float(t.network_s) > 0 or t.op.kind in ("collective", "exchange"):
+        if float(t.network_s) > 0 or t.op.kind in NETWORK:
             terms["network"] += count * total
             continue
         floor = max(compute, memory)
