@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from roofline.arrays import Array
-from roofline.errors import InfeasibleError
+from roofline.errors import InfeasibleError, UnsupportedError
 from roofline.forward import encoder_ops, step_ops
 from roofline.kernels.times import OpTime
+from roofline.layers.attention.mla import PACKED_LATENT
 from roofline.machine import Machine, machine
 from roofline.memory import Footprint, footprint
 from roofline.ops import Experts, Op
@@ -174,10 +175,14 @@ def deployment(
         precision = precision_named(weights or parsed.native)
     profile = engine if isinstance(engine, Engine) else engine_named(engine)
     chosen = Deployment(parsed, accelerator, Plan(tp, pp, ep, dp, cp), precision.with_kv(kv), profile)
-    if chosen.plan.gpus > 1 and not (accelerator.link_bytes_per_s or accelerator.scale_out_bytes_per_s):
+    if chosen.plan.gpus > 1 and not accelerator.connected:
         raise InfeasibleError(
             f"{accelerator.name}: no link between devices is on record, so {chosen.plan.gpus} of them cannot share a "
             f"model; give scale_up.bandwidth in a spec of your own"
+        )
+    if chosen.precision.kv.name == PACKED_LATENT and not parsed.has_attention("mla"):
+        raise UnsupportedError(
+            f"kv: {PACKED_LATENT} is a layout of latent caches (MLA), which {parsed.name} does not have; try fp8"
         )
     if chosen.plan.pp > sum(count for _, count in parsed.stage_layers(Plan(), None)):
         raise InfeasibleError(f"pp: {pp} stages, but {parsed.name} has fewer layers")

@@ -56,9 +56,12 @@ def check_number(name: str, value: float, *, low: float = 0.0, high: float = mat
     >>> check_number("isl", 2000, low=1, integer=True)
     2000
     """
-    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__float__")):
+    try:
+        v = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        v = math.nan
+    if math.isnan(v) and not isinstance(value, float):
         raise InputError(f"{name}: {value!r} is not a number")
-    v = float(value)
     if not math.isfinite(v) or not low <= v <= high:
         top = f" to {high:g}" if math.isfinite(high) else " or more"
         raise InputError(f"{name}: {value!r} is out of range; allowed: {low:g}{top}")

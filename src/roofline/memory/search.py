@@ -119,7 +119,7 @@ def fewest_gpus(
     Assumes:  one replica, no data parallelism; tp within the scale-up domain, pp over domains
     Source:   derivation: candidates are tried in order
     """
-    for gpus in sorted(candidates):
+    for gpus in sorted(n for n in candidates if n == 1 or accelerator.connected):
         tp = min(gpus, accelerator.domain) if gpus > 1 else 1
         try:
             plan = Plan(tp=tp, pp=max(gpus // tp, 1))

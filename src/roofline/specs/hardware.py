@@ -319,6 +319,11 @@ class Accelerator(Block):
         return up.bandwidth / up.links if up.topology in ("mesh", "torus") and up.links else up.bandwidth
 
     @property
+    def connected(self) -> bool:
+        """Whether a way from one device to another is on record: links, a host link, or a network."""
+        return bool(self.link_bytes_per_s or self.scale_out_bytes_per_s)
+
+    @property
     def scale_out_bytes_per_s(self) -> float | None:
         """Network bandwidth of one device, one direction [B/s]; None where no usual server is on record."""
         return self.scale_out.bandwidth if self.scale_out else None

@@ -192,6 +192,10 @@ class Model(Spec):
             Run(layer, sum(r.count for r in runs)) for layer, runs in groupby(self.layers, key=lambda r: r.layer)
         )
 
+    def has_attention(self, kind: str) -> bool:
+        """Whether any layer has that kind of attention."""
+        return any(getattr(run.layer.attention, "kind", "") == kind for run in self.layer_runs)
+
     @property
     def stored_layers(self) -> int:
         """Decoder layers whose weights are stored."""

@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from roofline.errors import SpecError, UnknownNameError
+from roofline.errors import InputError, SpecError, UnknownNameError
 from roofline.parallel import Plan
 from roofline.precision import precision_named
 from roofline.specs import library
@@ -28,6 +28,8 @@ def load_model(ref: str | os.PathLike, specs: str | os.PathLike | None = None) -
               specs: a folder of specs of your own, searched first
     Errors:   UnknownNameError with the nearest names; SpecError and UnsupportedError of the readers
     """
+    if not isinstance(ref, str | os.PathLike):
+        raise InputError(f"a model is named by text or a path, not {ref!r}")
     text = os.fspath(ref)
     if not isinstance(ref, os.PathLike) and not text.lower().endswith(_SUFFIXES):
         try:

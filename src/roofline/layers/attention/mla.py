@@ -16,6 +16,8 @@ from roofline.parallel import Plan, heads_per_rank
 from roofline.precision import Precision
 from roofline.workload import Sequences, attended_pairs
 
+PACKED_LATENT = "fp8_ds_mla"  # cache format that only latents have
+
 
 class MLA(Spec):
     """Keys and values of all heads come from one latent of `kv_rank`, cached with a rotary part of `rope_dim`.
@@ -73,7 +75,7 @@ class MLA(Spec):
         Formula:  (kv_rank + rope_dim) element bytes; packed fp8: kv_rank + 4 ceil(kv_rank / 128) + 2 rope_dim
         Source:   FlashMLA sparse layout (512 e4m3, 4 fp32 scales, 64 bf16 = 656 B)
         """
-        if precision.kv.name == "fp8_ds_mla":
+        if precision.kv.name == PACKED_LATENT:
             return self.kv_rank + 4.0 * np.ceil(self.kv_rank / 128) + 2.0 * self.rope_dim
         return (self.kv_rank + self.rope_dim) * precision.kv.element_bytes
 

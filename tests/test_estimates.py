@@ -1,0 +1,78 @@
+"""One estimate: what goes in is checked where it enters, and shares stay shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from roofline.deployment import deployment
+from roofline.errors import InfeasibleError, InputError, UnsupportedError, check_number
+from roofline.estimates import estimate
+from roofline.memory import fewest_gpus
+from roofline.specs.refs import load_model
+
+
+@pytest.mark.parametrize("load", ["batch", "concurrency"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), np.array([1, 2]), True, "8", None])
+def test_a_load_below_one_request_is_refused(load, value):
+    """Nothing is replaced by a default in silence; None alone says that nothing was given."""
+    if value is None:
+        assert estimate("llama-3.1-8b", **{load: value}).batch == 1.0
+        return
+    with pytest.raises(InputError, match=load):
+        estimate("llama-3.1-8b", **{load: value})
+
+
+@pytest.mark.parametrize("value", [np.float32(2.0), np.int64(2), np.array(2.0), 2])
+def test_numbers_of_any_library_are_numbers(value):
+    assert check_number("n", value, low=1, integer=True) == 2
+
+
+@pytest.mark.parametrize("value", [None, "2", True, [2], np.array([2, 3]), 1j, object()])
+def test_what_is_not_one_number_is_refused(value):
+    with pytest.raises(InputError, match=r"n: .* is not a number"):
+        check_number("n", value)
+
+
+def test_the_shortest_request_has_a_first_token_only():
+    found = estimate("llama-3.1-8b", isl=1, osl=1, batch=1)
+    assert found.e2e_s.value == found.ttft_s.value > 0.0
+
+
+@pytest.mark.parametrize("name", [None, 3])
+def test_a_model_is_named_by_text(name):
+    with pytest.raises(InputError, match="named by text"):
+        load_model(name)
+
+
+def test_a_layout_of_latents_needs_latents():
+    """656 B a token are 512 latent and 64 rotary values: there is no such cache of keys and values by head."""
+    with pytest.raises(UnsupportedError, match="latent"):
+        deployment("llama-3.1-8b", "h100-sxm", kv="fp8_ds_mla")
+    assert deployment("deepseek-v3", "h200-sxm", tp=8, kv="fp8_ds_mla").precision.kv.bits == 8
+
+
+def test_no_plan_over_devices_that_nothing_connects():
+    """What `deployment` refuses is not recommended."""
+    found = estimate("llama-3.1-70b", "m4-max", weights="bf16")
+    d = found.deployment
+    assert fewest_gpus(d.model, d.accelerator, d.precision, d.engine) is None
+    assert found.smallest_plan is None and not found.fits
+    with pytest.raises(InfeasibleError, match="no link"):
+        deployment("llama-3.1-70b", "m4-max", tp=2)
+
+
+def test_utilisation_of_a_mixture_is_that_of_its_experts_format():
+    """NVFP4 experts multiply four times as fast as bf16 on B200: against the peak of bf16 a prompt would reach 1.75."""
+    found = estimate("qwen3-235b-a22b", "b200", weights="nvfp4_experts", engine="ideal", isl=2048, osl=2, batch=64)
+    assert 0.3 < found.mfu_prefill <= 1.0
+
+
+def test_overlapping_hides_the_exchange_of_tokens_too():
+    run = deployment("deepseek-v3", "h200-sxm", dp=8, ep=8)
+    profile = run.engine.step.model_copy(update={"schedule": "overlapped"})
+    other = run.with_(engine=run.engine.model_copy(update={"step": profile}))
+    step = run.decode_step(256.0, 2000.0)
+    exchanged = sum(float(t.op.count * t.total_s) for t in step.times if t.op.kind == "exchange")
+    assert exchanged > 0.0
+    assert float(step.total_s - other.decode_step(256.0, 2000.0).total_s) == pytest.approx(exchanged, rel=1e-6)
