@@ -5,6 +5,7 @@ A drafter says what one cycle of drafting takes on the replica of its target, an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,13 +60,14 @@ class Drafter(Protocol):
         """Cache of one sequence of `length` tokens beside the target's, on one rank."""
 
 
-class Sequential:
+class Sequential(ABC):
     """Drafters that need one pass for each drafted position."""
 
     catches_up: bool = False  # the first pass runs over all tokens that were accepted
 
+    @abstractmethod
     def _pass_s(self, target: Deployment, group: Sequences) -> Array:
-        raise NotImplementedError
+        """Seconds of one pass over `group`."""
 
     def drafting_s(self, target: Deployment, asked: Round) -> Array:
         """Return the seconds of all passes of a cycle.
