@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, is_scalar
 from roofline.errors import InputError
 from roofline.kernels.elementwise import host_gap_time
 from roofline.kernels.host import step_launches
@@ -93,7 +93,8 @@ class StepTime:
         return next(name for name, rank in _RANK.items() if rank == worst)
 
     def _matters(self, t: OpTime) -> bool:
-        return bool(np.any(np.asarray(t.op.count * t.total_s) > 0.01 * np.asarray(self.total_s)))
+        matters = t.op.count * t.total_s > 0.01 * self.total_s
+        return bool(matters) if is_scalar(matters) else bool(np.any(matters))
 
 
 _RANK = {"measured": 0, "transferred": 1, "datasheet": 2}

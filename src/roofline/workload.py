@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, larger, smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,11 @@ def attended_pairs(new: Array, past: Array, window: Array = np.inf, causal: bool
     >>> float(attended_pairs(4, 0)), float(attended_pairs(1, 99)), float(attended_pairs(8, 0, 4))
     (10.0, 100.0, 26.0)
     """
-    new, past, window = np.asarray(new, float), np.asarray(past, float), np.asarray(window, float)
     if not causal:
-        return new * np.minimum(past + new, window)
-    rising = np.clip(window - past, 0.0, new)  # queries that still see everything before them
+        return new * smaller(past + new, window)
+    rising = smaller(larger(window - past, 0.0), new)  # queries that still see everything before them
     flat = new - rising
-    capped = flat * np.where(flat > 0, window, 0.0)  # not inf * 0 where there is no window
+    capped = flat * smaller(window, 1e300)  # not inf * 0 where there is no window
     return rising * past + rising * (rising + 1.0) / 2.0 + capped
 
 
@@ -78,4 +77,4 @@ def kv_tokens_read(new: Array, past: Array, window: Array = np.inf) -> Array:
     >>> float(kv_tokens_read(1, 99)), float(kv_tokens_read(1, 9999, 128))
     (100.0, 128.0)
     """
-    return np.minimum(np.asarray(past, float) + new, np.asarray(window, float) + new - 1.0)
+    return smaller(past + new, window + new - 1.0)

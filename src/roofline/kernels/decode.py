@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, is_scalar
 from roofline.kernels.chip import Chip
 from roofline.workload import attended_pairs, kv_tokens_read
 
@@ -192,6 +192,8 @@ def decode_attention_time(
 
 def in_blocks(formula, inputs, outputs: int) -> list[Array]:
     """Return the `outputs` results of an elementwise formula, evaluated on blocks of rows of the broadcast inputs."""
+    if is_scalar(*inputs):
+        return [np.asarray(x)[()] for x in formula(*map(float, inputs))]
     shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
     columns = [np.broadcast_to(np.asarray(x, float), shape).reshape(-1) if np.ndim(x) else float(x) for x in inputs]
     rows = int(np.prod(shape)) if shape else 1
