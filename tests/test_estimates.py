@@ -76,3 +76,9 @@ def test_overlapping_hides_the_exchange_of_tokens_too():
     exchanged = sum(float(t.op.count * t.total_s) for t in step.times if t.op.kind == "exchange")
     assert exchanged > 0.0
     assert float(step.total_s - other.decode_step(256.0, 2000.0).total_s) == pytest.approx(exchanged, rel=1e-6)
+
+
+def test_an_encoder_reads_a_prompt_as_a_whole():
+    with pytest.raises(InputError, match="cached"):
+        estimate("t5-v1.1-xxl", isl=512, osl=64, cached=256)
+    assert any("encoder" in text for text in estimate("t5-v1.1-xxl", isl=512, osl=64, concurrency=4).not_modelled)

@@ -118,24 +118,19 @@ class Estimate(
 
     @cached_property
     def mfu(self) -> float:
-        """Model FLOP utilisation of a decode step, see `flops_utilisation`, times the pipeline stages that are busy."""
-        return float(flops_utilisation(self.deployment, self.decode) * self._busy_stages(self.running or self.batch))
+        """Model FLOP utilisation of a decode step, see `flops_utilisation`."""
+        return float(flops_utilisation(self.deployment, self.decode, self.running or self.batch))
 
     @cached_property
     def mfu_prefill(self) -> float:
         """The same of the prefill step: of all prompts of a static batch, else of one."""
         prompts = self.batch if self.state is None else 1.0
-        return float(flops_utilisation(self.deployment, self.prefill) * self._busy_stages(prompts))
+        return float(flops_utilisation(self.deployment, self.prefill, prompts))
 
     @cached_property
     def mbu(self) -> float:
-        """Memory bandwidth utilisation of a decode step, see `bandwidth_utilisation`, of all pipeline stages."""
-        running = self.running or self.batch
-        return float(bandwidth_utilisation(self.deployment, self.decode) * self._busy_stages(running))
-
-    def _busy_stages(self, sequences: float) -> Array:
-        """Micro-batches over pipeline stages: a step's FLOPs and bytes are those of one on its way through all."""
-        return decode_share(self.deployment.plan.pp, sequences)
+        """Memory bandwidth utilisation of a decode step, see `bandwidth_utilisation`."""
+        return float(bandwidth_utilisation(self.deployment, self.decode, self.running or self.batch))
 
     @cached_property
     def intensity(self) -> float:
@@ -299,14 +294,23 @@ def peak_flops_per_s(where: Deployment) -> float:
     return where.machine.matmul_flops_per_s(where.precision.of(role))
 
 
-def flops_utilisation(where: Deployment, step: StepTime) -> Array:
-    """Model FLOP utilisation of a step: 2 FLOPs per active matmul weight and token, over time and dense peak."""
-    return step.matmul_flops / step.total_s / peak_flops_per_s(where)
+def flops_utilisation(where: Deployment, step: StepTime, sequences: Array) -> Array:
+    """Model FLOP utilisation of a step: 2 FLOPs per active matmul weight and token, over time and dense peak.
+
+    Of a pipeline, `step` is that of one micro-batch on its way through all stages; `sequences`, those of all
+    micro-batches, say how many stages work at a time.
+    """
+    busy = decode_share(where.plan.pp, sequences)
+    return step.matmul_flops / step.total_s / peak_flops_per_s(where) * busy
 
 
-def bandwidth_utilisation(where: Deployment, step: StepTime) -> Array:
-    """Memory bandwidth utilisation of a step: weight and KV bytes that it has to read, over time and peak."""
-    return (step.weight_bytes + step.kv_bytes) / step.total_s / where.machine.chip.bandwidth_bytes_per_s
+def bandwidth_utilisation(where: Deployment, step: StepTime, sequences: Array) -> Array:
+    """Memory bandwidth utilisation of a step: weight and KV bytes that it has to read, over time and peak.
+
+    `sequences` as in `flops_utilisation`.
+    """
+    busy = decode_share(where.plan.pp, sequences)
+    return (step.weight_bytes + step.kv_bytes) / step.total_s / where.machine.chip.bandwidth_bytes_per_s * busy
 
 
 def op_rows(step: StepTime) -> list[OpRow]:
@@ -391,6 +395,8 @@ def estimate(
         model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, specs=specs
     )  # fmt: skip
     load = Load(float(isl), float(osl), float(size), float(cached), rate_per_s)
+    if cached and where.model.encoder:
+        raise InputError(f"cached: {where.model.name} has an encoder, which reads a prompt as a whole; give cached=0")
     answer = _static if concurrency is None and rate_per_s is None else _steady
     return answer(where, load, *_price(where.accelerator, usd_per_h, specs))
 

@@ -36,6 +36,8 @@ def not_modelled(e: Estimate) -> list[str]:
         out += ["kernel efficiency, launches and small kernels: this engine is the datasheet roofline"]
     if any(t.op.kind == "experts" for t in e.decode.times):
         out += ["skewed expert routing (uniform is assumed)"]
+    if e.state is not None and e.deployment.model.encoder:
+        out += ["the encoder among other requests: prompts are priced as a decoder's of the same length"]
     return [*out, *e.notes]
 
 

@@ -119,8 +119,8 @@ def case(q: Question, menus: Menu) -> tuple[dict[str, Any], list[np.ndarray]]:
         "dp": where.plan.dp,
         "serving": encoded(serving),
         "seats": encoded(seats),
-        "decode": encoded(step_terms(where, decode, (BATCH.size, CONTEXT.size))),
-        "prefill": encoded(step_terms(where, prefill, (ISL.size,))),
+        "decode": encoded(step_terms(where, decode, BATCH[:, None], (BATCH.size, CONTEXT.size))),
+        "prefill": encoded(step_terms(where, prefill, 1.0, (ISL.size,))),
         "decode_ops": names, "decode_points": encoded(ops),
         "prefill_ops": prompt_names, "prefill_points": encoded(prompt_ops),
         "roofline": {k: v for k, v in roofline_view(e).items() if k != "points"},
@@ -190,11 +190,11 @@ def _along(values: np.ndarray, seats: Array, running: Array) -> np.ndarray:
     return (1.0 - w) * np.log(values[:, rows, k]) + w * np.log(above)
 
 
-def step_terms(where: Deployment, step: StepTime, shape: tuple[int, ...]) -> np.ndarray:
-    """STEP of a step over shapes, stacked in front."""
+def step_terms(where: Deployment, step: StepTime, sequences: Array, shape: tuple[int, ...]) -> np.ndarray:
+    """STEP of a step of so many sequences over shapes, stacked in front."""
     low, high = step.band_s
     terms = [*(step.parts_s[p] for p in PARTS), step.total_s, low, high]
-    terms += [flops_utilisation(where, step), bandwidth_utilisation(where, step)]
+    terms += [f(where, step, sequences) for f in (flops_utilisation, bandwidth_utilisation)]
     return np.stack([np.broadcast_to(np.asarray(t, float), shape) for t in terms])
 
 
