@@ -9,6 +9,7 @@ from roofline.deployment import deployment
 from roofline.errors import InfeasibleError, InputError, UnsupportedError, check_number
 from roofline.estimates import estimate
 from roofline.memory import fewest_gpus
+from roofline.planner.layouts import plans
 from roofline.specs.refs import load_model
 
 
@@ -58,6 +59,7 @@ def test_no_plan_over_devices_that_nothing_connects():
     d = found.deployment
     assert fewest_gpus(d.model, d.accelerator, d.precision, d.engine) is None
     assert found.smallest_plan is None and not found.fits
+    assert [p.gpus for p in plans(d.model, d.accelerator)] == [1]
     with pytest.raises(InfeasibleError, match="no link"):
         deployment("llama-3.1-70b", "m4-max", tp=2)
 

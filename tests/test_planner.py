@@ -254,6 +254,7 @@ class TestRefusals:
             (lambda: plan(MODEL, "gb300", traffic=LOAD), "no price on record for gb300"),
             (lambda: plan(MODEL, [], traffic=LOAD), "empty list"),
             (lambda: plan(MODEL, "h100-sxm", traffic=LOAD, prices={"h100-sxm": -1.0}), "out of range"),
+            (lambda: plan(MODEL, "h100-sxm", traffic=LOAD, max_gpus=0), "max_gpus: 0"),
             (lambda: traffic(isl=1, osl=1), "rate_per_s"),
             (lambda: traffic(rate_per_s=1.0, osl=1), "isl: how long"),
             (lambda: traffic(rate_per_s=1.0, tokens_per_day=5.0, isl=1, osl=1), "one of them"),

@@ -76,6 +76,8 @@ def test_open_loop_overload_is_said(llama):
     assert state.saturated.tolist() == [False, True] and state.requests_per_s[1] < 100
     with pytest.raises(InputError):
         pooled_state(pools, isl=1.0, osl=1.0)
+    with pytest.raises(InputError, match="decode_workers: 0"):
+        Pools(llama, llama, 1, 0)
 
 
 def test_pools_may_differ_in_hardware(llama):

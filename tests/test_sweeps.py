@@ -184,6 +184,8 @@ def test_xarray(static):
         ({"isl": []}, InputError, "empty"),
         ({"isl": [100, -1]}, InputError, "isl: -1 is out of range"),
         ({"isl": [float("nan")]}, InputError, "out of range"),
+        ({"concurrency": [4], "token_budget": [0, 512]}, InputError, "token_budget: 0 is out of range"),
+        ({"concurrency": [4], "tokenizers": [0]}, InputError, "tokenizers: 0 is out of range"),
         ({"tp": [1.5]}, InputError, "whole number"),
         ({"bacth": [1]}, UnknownNameError, "did you mean 'batch'"),
         ({"metrics": ["tpot"]}, UnknownNameError, "did you mean 'tpot_s'"),

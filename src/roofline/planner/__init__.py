@@ -122,6 +122,7 @@ def plan(
     """
     slo = slo or Slo()
     check_number("spares", spares, low=0, high=1000, integer=True)
+    check_number("max_gpus", max_gpus, low=1, high=65536, integer=True)
     loaded = None if isinstance(model, Model) else load_model(model, specs=specs)
     parsed = model if loaded is None else loaded.model
     devices, paid, sources, notes = _devices(hw, prices, tier, specs)

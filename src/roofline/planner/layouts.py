@@ -32,8 +32,10 @@ def plans(model: Model, accelerator: Accelerator, max_gpus: int = MAX_GPUS) -> I
     """Layouts worth a try, small ones first.
 
     Tensor parallelism inside the scale-up domain (eight PCIe cards share a host), pipeline stages across domains, and
-    for mixtures of experts expert parallelism and attention data parallelism. What divides is checked later.
+    for mixtures of experts expert parallelism and attention data parallelism. Devices that nothing connects stand
+    alone. What divides is checked later.
     """
+    max_gpus = max_gpus if accelerator.connected else 1
     inside = accelerator.domain if accelerator.scale_up else CARDS_PER_HOST
     mixture = any(getattr(run.layer.ffn, "kind", "") == "moe" for run in model.layer_runs)
     widths = [2**i for i in range(7) if 2**i <= min(inside, max_gpus)]

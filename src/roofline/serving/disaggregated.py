@@ -8,7 +8,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
-from roofline.errors import InputError
+from roofline.errors import InputError, check_number
 from roofline.serving.capacity import held_tokens, kv_sequences
 from roofline.serving.lengths import Lengths, as_lengths
 from roofline.serving.queueing import queue_wait
@@ -28,6 +28,10 @@ class Pools:
     decode_workers: int = 1
     slots: Array = np.inf  # sequences that all decode workers take together
     link_bytes_per_s: float | None = None  # for the KV of one prompt; None: what the devices' links give
+
+    def __post_init__(self):
+        for name in ("prefill_workers", "decode_workers"):
+            check_number(name, getattr(self, name), low=1, high=1e9, integer=True)
 
     @property
     def gpus(self) -> int:

@@ -14,7 +14,7 @@ from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.kernels.host import step_launches
 from roofline.kernels.times import OpTime
-from roofline.ops import Op
+from roofline.ops import NETWORK, Op
 from roofline.workload import Sequences
 
 # Products that belong to one group of sequences and not to all tokens of a step: MLA's two forms.
@@ -224,7 +224,7 @@ def _lanes(times: list[OpTime], schedule: str) -> list[list[tuple[OpTime, Array]
     if schedule == "serial":
         return [total]
     if schedule == "overlapped":
-        return [total, [(t, s) for t, s in total if t.op.kind == "collective"]]
+        return [total, [(t, s) for t, s in total if t.op.kind in NETWORK]]
     return [[(t, t.lane_s(lane)) for t in times] for lane in ("compute", "memory", "network")]
 
 

@@ -211,7 +211,10 @@ def grid_of(inputs: Mapping[str, Any], together: Iterable[str] = (), specs: str 
     return Grid(structure, numbers, tuple(swept), pairs, specs)
 
 
-_LOW = {"isl": 1.0, "osl": 1.0, "batch": 1.0, "concurrency": 1.0, "rate_per_s": 1e-9}
+_LOW = {
+    "isl": 1.0, "osl": 1.0, "batch": 1.0, "concurrency": 1.0, "rate_per_s": 1e-9, "token_budget": 1.0,
+    "poll_interval": 1.0, "tokenizers": 1.0,
+}  # fmt: skip
 
 
 def _numbers(name: str, values: list[Any]) -> np.ndarray:

@@ -125,8 +125,7 @@ def about_lengths(e: Estimate) -> str:
 def layouts(e: Estimate, d: Deployment, max_gpus: int) -> list[tuple[str, Deployment]]:
     """The deployment itself and other layouts of the model on the same device that fit, smallest first."""
     found = {str(d.plan): d} if d.footprint(e.isl + e.osl).fits else {}
-    most = max(max_gpus, d.plan.gpus) if d.accelerator.link_bytes_per_s else 1  # devices without links stand alone
-    for plan in plans(d.model, d.accelerator, most):
+    for plan in plans(d.model, d.accelerator, max(max_gpus, d.plan.gpus)):
         where = d.with_(plan=plan)
         if str(plan) not in found and obstacle(where, e.isl + e.osl) is None:
             found[str(plan)] = where
