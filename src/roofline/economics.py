@@ -7,6 +7,7 @@ import numpy as np
 from roofline.arrays import Array
 
 SECONDS_PER_HOUR = 3600.0
+HOURS_PER_YEAR = 8766.0  # of 365.25 days
 MTOK = 1e6
 
 
@@ -37,7 +38,7 @@ def usd_per_h_owned(purchase_usd: Array, years: Array, power_w: Array, usd_per_k
     >>> round(usd_per_h_owned(30_000, 4, 1000, 0.1, 0.5), 2)
     1.91
     """
-    return (purchase_usd / (years * 8766.0) + power_w / 1000.0 * usd_per_kwh) / utilisation
+    return (purchase_usd / (years * HOURS_PER_YEAR) + power_w / 1000.0 * usd_per_kwh) / utilisation
 
 
 def joules_per_token(power_w: Array, tokens_per_s: Array) -> Array:
@@ -109,4 +110,4 @@ def usd_per_month(usd_per_h: Array) -> Array:
     >>> usd_per_month(2.0)
     1461.0
     """
-    return usd_per_h * 8766.0 / 12.0
+    return usd_per_h * HOURS_PER_YEAR / 12.0

@@ -18,7 +18,7 @@ from roofline.parallel import Plan
 from roofline.plotted import Plotted
 from roofline.precision import Format, Precision
 from roofline.regimes import Regime, critical_batch, decode_regime
-from roofline.serving.bands import kind_of, tpot_band, ttft_band
+from roofline.serving.bands import tpot_band, ttft_band
 from roofline.serving.pipeline import decode_share
 from roofline.serving.steady import SteadyState, steady_state
 from roofline.specs.engine import Engine
@@ -290,7 +290,7 @@ class Estimate(
 
 def peak_flops_per_s(where: Deployment) -> float:
     """Dense peak of the feed-forward matmuls of a deployment, of a mixture those of its experts [FLOP/s]."""
-    role = "ffn" if kind_of(where.model) == "dense" else "expert"
+    role = "expert" if where.model.is_mixture else "ffn"
     return where.machine.matmul_flops_per_s(where.precision.of(role))
 
 

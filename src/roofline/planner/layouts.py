@@ -37,17 +37,16 @@ def plans(model: Model, accelerator: Accelerator, max_gpus: int = MAX_GPUS) -> I
     """
     max_gpus = max_gpus if accelerator.connected else 1
     inside = accelerator.domain if accelerator.scale_up else CARDS_PER_HOST
-    mixture = any(getattr(run.layer.ffn, "kind", "") == "moe" for run in model.layer_runs)
     widths = [2**i for i in range(7) if 2**i <= min(inside, max_gpus)]
     found: list[Plan] = []
     for n in widths:
         if n <= MAX_TP:
             found += [Plan(tp=n, pp=pp) for pp in STAGES if n * pp <= max_gpus and (pp == 1 or n >= min(inside, 8))]
-        if mixture and n > 1:
+        if model.is_mixture and n > 1:
             found += [Plan(tp=n, ep=n)] if n <= MAX_TP else []
             found += [Plan(tp=1, dp=n, ep=n)]
             found += [Plan(tp=n // 2, dp=2, ep=n)] if 4 <= n <= 2 * MAX_TP else []
-    if mixture:  # wide expert parallelism over the network between domains
+    if model.is_mixture:  # wide expert parallelism over the network between domains
         found += [Plan(tp=1, dp=n, ep=n) for n in (16, 32) if inside < n <= max_gpus]
     return iter(sorted(dict.fromkeys(found), key=lambda p: p.gpus))
 

@@ -30,10 +30,9 @@ def kind_of(model: Model) -> str:
 
     Source: step errors by class; a model of none of these kinds counts as the nearest
     """
-    layers = [run.layer for run in model.layer_runs]
-    if not any(getattr(layer.ffn, "kind", "") == "moe" for layer in layers):
+    if not model.is_mixture:
         return "dense"
-    kinds = {getattr(layer.attention, "kind", "") for layer in layers}
+    kinds = {getattr(run.layer.attention, "kind", "") for run in model.layer_runs}
     if "mla" in kinds:
         return "mla moe"
     return "gqa moe" if kinds <= {"gqa"} else "linear moe"

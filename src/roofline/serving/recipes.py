@@ -59,7 +59,6 @@ def _below(value):
     return lambda x: x is not None and x < value
 
 
-HOPPER = ("h100-sxm", "h200-sxm")
 BLACKWELL = ("b200-sxm", "b300-sxm", "gb200", "gb300")
 R1 = ("deepseek-r1", "deepseek-v3")
 WARM_UP_DAY = date(2026, 1, 21)

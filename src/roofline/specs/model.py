@@ -17,6 +17,7 @@ from pydantic import Field, InstanceOf, PrivateAttr, model_validator
 
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError, InputError
+from roofline.layers.ffn.moe import MoE
 from roofline.layers.layer import Layer
 from roofline.layers.spec import Spec
 from roofline.layers.weight import Weight
@@ -195,6 +196,11 @@ class Model(Spec):
     def has_attention(self, kind: str) -> bool:
         """Whether any layer has that kind of attention."""
         return any(getattr(run.layer.attention, "kind", "") == kind for run in self.layer_runs)
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether any layer routes tokens to experts."""
+        return any(isinstance(run.layer.ffn, MoE) for run in self.layer_runs)
 
     @property
     def stored_layers(self) -> int:

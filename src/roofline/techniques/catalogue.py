@@ -73,7 +73,7 @@ NARROW = ("fp8", "fp8_block", "nvfp4", "mxfp4", "int4_awq", "int8")
 
 def weight_formats(d: Deployment, scene: Scene, usd: float, known: Assumed) -> Iterator[WhatIf]:
     """Narrower weights: fewer bytes for every token; fewer FLOP-seconds where the matrix unit multiplies the format."""
-    mixture = _is_mixture(d.model)
+    mixture = d.model.is_mixture
     now = d.precision.of("expert" if mixture else "ffn")
     for name in NARROW:
         found = precision_named(name).with_kv(d.precision.kv)
@@ -333,10 +333,6 @@ def changed_attention(model: Model, change: Callable[[int, GQA], GQA | MLA]) -> 
             i += 1
     kept = {name: getattr(model, name) for name in model.model_fields_set}  # built anew: a copy keeps derived numbers
     return Model(**kept | {"layers": layers, "name": f"{model.name}-variant"})
-
-
-def _is_mixture(model: Model) -> bool:
-    return any(getattr(run.layer.ffn, "kind", "") == "moe" for run in model.layer_runs)
 
 
 CATALOGUE: tuple[Source, ...] = (

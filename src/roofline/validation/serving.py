@@ -174,8 +174,7 @@ def served_precision(model: Model, accelerator: Accelerator, weights: str, kv: s
 
     Source: the public checkpoints that the launch scripts name
     """
-    moe = any(run.layer.ffn is not None and run.layer.ffn.kind == "moe" for run in model.layer_runs)
-    latent = any(getattr(run.layer.attention, "kind", "") == "mla" for run in model.layer_runs)
+    moe, latent = model.is_mixture, model.has_attention("mla")
     names = {
         "fp8": "fp8_block" if moe else "fp8_static",
         "nvfp4": ("nvfp4_mlp" if latent else "nvfp4_experts") if moe else "nvfp4",
