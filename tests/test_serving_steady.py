@@ -6,9 +6,9 @@ import pytest
 
 from roofline.deployment import deployment
 from roofline.errors import InputError, UnknownNameError
-from roofline.serving.lengths import fixed, uniform
+from roofline.serving.lengths import as_lengths, fixed, uniform
 from roofline.serving.recipes import with_scheduler
-from roofline.serving.steady import steady_state
+from roofline.serving.steady import Site, rules, steady_state, step_kinds, tpot_open
 from roofline.serving.steps import step_table
 
 
@@ -145,3 +145,20 @@ def test_bad_input_is_refused(llama):
         steady_state(llama, isl=-1.0, osl=100.0, concurrency=1.0)
     with pytest.raises(UnknownNameError):
         steady_state(llama, isl=1.0, osl=100.0, concurrency=1.0, budgets=3.0)
+
+
+def test_the_batch_of_a_rate_solves_littles_law():
+    """Random loads up to saturation: b = rate O tpot(b) to 1e-5 at all points but those where tpot jumps."""
+    where = deployment("llama-3.1-8b", "l40s")
+    rng = np.random.default_rng(7)
+    isl, osl = 2.0 ** rng.uniform(5, 15, 2000), 2.0 ** rng.uniform(3, 12, 2000)
+    fastest = 1.0 / steady_state(where, isl=isl, osl=osl, rate_per_s=1.0).utilisation
+    state = steady_state(where, isl=isl, osl=osl, rate_per_s=fastest * rng.choice([0.02, 0.3, 0.8, 0.97, 0.999], 2000))
+    site = Site(
+        step_table(where), rules(where.engine.scheduler, isl, 1, {}), as_lengths(isl), as_lengths(osl), 0.0,
+        state.batch / state.kv_occupancy, (step_table(where).graph_batch - 1.0) / 2.0,
+    )  # fmt: skip
+    rate = state.utilisation * fastest
+    seconds = tpot_open(site, step_kinds(site.table, site.load(1.0), site.rules), state.batch)
+    error = np.abs(np.maximum(rate * osl * seconds, 1.0) / state.batch - 1.0)
+    assert np.quantile(error, 0.99) < 1e-5 and error.max() < 0.02

@@ -6,9 +6,11 @@ Ops of one kind and array shape are priced in one call: a step of thirty ops cos
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+
+import numpy as np
 
 from roofline.arrays import larger
 from roofline.kernels.times import OpTime
@@ -46,16 +48,38 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
         return [machine.datasheet(op) for op in ops]
     times: list[OpTime | None] = [None] * len(ops)
     batches: dict[tuple, list[int]] = {}
+    twins: dict[tuple, list[int]] = {}
     for i, op in enumerate(ops):
         if _matches(op.name, profile.beside):
             times[i] = _beside(op, machine)
             continue
-        batches.setdefault((op.kind, shape_of(op)), []).append(i)
+        shape = shape_of(op)
+        if shape:  # scalars are priced faster than compared
+            same = twins.setdefault(_shapes(op), [])
+            same.append(i)
+            if len(same) > 1:
+                continue
+        batches.setdefault((op.kind, shape), []).append(i)
     for (kind, _), indices in batches.items():
         price = PRICES[kind]
         for i, time in zip(indices, price([ops[i] for i in indices], machine), strict=True):
             times[i] = time
+    for first, *others in twins.values():
+        for i in others:
+            times[i] = replace(times[first], op=ops[i])
     return times
+
+
+def _shapes(op: Op) -> tuple:
+    """All that one execution of an op depends on: two ops of which it is equal take the same time."""
+    return type(op), *(_key(getattr(op, f.name)) for f in fields(op) if f.name != "count")
+
+
+def _key(value) -> object:
+    """Something to compare a field of an op by: arrays by what they hold, records by being the same one."""
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.char, value.tobytes()
+    return value if isinstance(value, (str, float, int, np.number)) else id(value)
 
 
 def fused(op: Op, machine: Machine, plan: Plan) -> bool:

@@ -7,8 +7,8 @@ a few array evaluations over tabulated steps, so a point costs a microsecond.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -25,7 +25,8 @@ ROUNDS = 4  # of the fixed points; the next one moves a result by less than 0.1 
 # Spread of the ends of a generation over that of its lengths; tuned to the event simulator. Engines that stop decoding
 # for prompts keep requests closer together.
 WINDOW, WINDOW_STOPPED = 4.0, 1.7
-SEARCHES = 6  # of the batch that a rate comes to
+SEARCHES, MORE = 3, 8  # rounds in search of the batch that a rate comes to: of all points, and of those not yet there
+NEAR = 1e-4  # relative step at which a search has arrived
 CALM = 0.999  # utilisation above which a queue is not extrapolated
 TPOT_CV = 0.05  # spread of TPOT from request to request in a crowded closed loop
 
@@ -105,16 +106,15 @@ def step_kinds(table: StepTable, load: Load, r: Rules, fill: Array = 1.0) -> Ste
     return table.beside(batch, load.context, load.new, load.past, load.padding if r.mixed else 0.0)
 
 
-def together(steps: Steps, prompts: Array, per_step: Array) -> Array:
-    """Mean time to the first token of `prompts` prompts that are let in together.
+def steps_to_first(prompts: Array, per_step: Array) -> Array:
+    """Mean number of steps to the first token of `prompts` prompts that are let in together.
 
-    Formula:  S(min(k, g)) (ceil(k/g) + ceil(1/g))/2
-    Args:     steps S [s], prompts k [-], per_step g [-]
-    Returns:  [s]
+    Formula:  (ceil(k/g) + ceil(1/g))/2
+    Args:     prompts k [-], per_step g [-]
+    Returns:  [-]
     Source:   derivation: they finish one after another, the first after ceil(1/g) steps, the last after ceil(k/g)
     """
-    waves = np.ceil(prompts / per_step - 1e-9) + np.ceil(1.0 / per_step - 1e-9)
-    return steps.with_prompts_s(np.minimum(prompts, per_step)) * waves / 2.0
+    return (np.ceil(prompts / per_step - 1e-9) + np.ceil(1.0 / per_step - 1e-9)) / 2.0
 
 
 def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array:
@@ -149,6 +149,7 @@ class Rhythm:
 
     steps: Steps
     decode_s: Array  # a step without prompts
+    one_s: Array  # a step with one prompt, or the chunk of it that the budget allows
     tpot_s: Array
     prompts: Array  # that are let in together
     inside: Array  # of them in one step
@@ -183,25 +184,31 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
     lockstep = (load.osl_ratio >= 1.0) & (not r.mixed)
     mates = 0.0 if rate is None else 1.0  # a closed loop has no other requests than the batch
     window = (WINDOW if r.mixed else WINDOW_STOPPED) * (1.0 - load.osl_ratio) * load.osl_longest
-    full = b * np.maximum(steps.with_prompts_s(np.minimum(g, b)) / np.minimum(g, b), f) if r.mixed else 0.0
+    full = 0.0
+    if r.mixed and rate is None:
+        full = b * np.maximum(steps.with_prompts_s(np.minimum(g, b)) / np.minimum(g, b), f)
     inside = fewest
-    each = steps.with_prompts_s(inside)
+    each = one = steps.with_prompts_s(inside)
     tp = decode + np.maximum(b - 1.0 + mates, 0.0) / osl * (each - base) / np.minimum(1.0, inside)
     for _ in range(ROUNDS):
-        span = np.maximum(window * (tp if r.mixed else decode) + full, 1e-12)
-        lam = np.maximum(b / span, b / (osl * tp)) if rate is None else rate
+        lam = rate
+        if rate is None:
+            span = np.maximum(window * (tp if r.mixed else decode) + full, 1e-12)
+            lam = np.maximum(b / span, b / (osl * tp))
         lam = np.minimum(lam, 1.0 / np.maximum(f, 1e-12))
         # where prompts stop decodes, nobody ends and asks again meanwhile
         k = np.maximum(1.0, lam * (each if r.mixed or rate is not None else decode))
-        k = np.maximum(k, 1.0 + lam * r.hold * decode)
-        k = np.where(r.poll > 1, np.maximum(k, lam * polled), k)
+        if np.any(r.hold > 0):
+            k = np.maximum(k, 1.0 + lam * r.hold * decode)
+        if np.any(r.poll > 1):
+            k = np.where(r.poll > 1, np.maximum(k, lam * polled), k)
         k = np.minimum(np.where(lockstep, b, k), most)
         inside = np.minimum(k, g)
         each = steps.with_prompts_s(inside)
         others = np.maximum(b - k + mates, 0.0) + (k - inside) / 2.0
         tp = decode + others / osl * (each - base) / inside
     busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
-    return Rhythm(steps, decode, tp, k, inside, each, g, lam, busy)
+    return Rhythm(steps, decode, one, tp, k, inside, each, g, lam, busy)
 
 
 def ttft_steady(r: Rules, beat: Rhythm, phased: bool = True) -> Array:
@@ -223,7 +230,7 @@ def ttft_steady(r: Rules, beat: Rhythm, phased: bool = True) -> Array:
     polled = np.where(r.poll > 1, r.poll * decode / 2.0, 0.0)
     gap = beat.rate * decode
     held = decode * (r.hold + gap * r.hold**2 / 2.0) / (1.0 + gap * r.hold)
-    first = together(beat.steps, k, beat.per_step)
+    first = beat.step_s * steps_to_first(k, beat.per_step)
     return r.front_s + f * (1.0 + (k - 1.0) / 4.0) + waits + polled + held + first + r.emit * decode
 
 
@@ -366,9 +373,11 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
 def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array) -> SteadyState:
     lam, osl = rate / dp, site.outputs.mean
     kinds = step_kinds(site.table, site.load(1.0), site.rules)
-    fastest = site.cap / (osl * tpot_open(site, kinds, site.cap))
+    full_s = tpot_open(site, kinds, site.cap)
+    fastest = site.cap / (osl * full_s)
     inside, utilisation = np.minimum(lam, fastest), lam / fastest
-    load = site.load(np.maximum(_batch_at(site, kinds, inside), 1.0))
+    wanted = _batch_at(site, kinds, inside, full_s)
+    load = site.load(np.maximum(wanted, 1.0))
     beat = rhythm(site.table, load, site.rules, inside)
     steady = ttft_steady(site.rules, beat, phased=False)
     extra_s = (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside  # of one prompt
@@ -380,8 +389,8 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     texts = queue_wait(np.minimum(inside * site.rules.request_s, CALM), site.rules.request_s, 1.0, arrivals_cv2)
     queued = crowd + seats + texts
     ttft = _met(site, beat, steady + queued, inside)
-    higher, here = (tpot_open(site, kinds, load.batch * x) for x in (1.1, 1.0))
-    slope = np.maximum(higher - here, 0.0) / (0.1 * load.batch)
+    here = np.where(inside > 0, wanted / np.maximum(osl * inside, 1e-300), beat.decode_s)  # Little's law
+    slope = np.maximum(tpot_open(site, kinds, load.batch * 1.1) - here, 0.0) / (0.1 * load.batch)
     # the mean over a stay of a Poisson number of companions has a variance of two thirds of their number; as many
     # prompts as there are companions come in that time, and more come where there are more companions
     company = np.maximum(arrivals_cv2, 0.1) * load.batch
@@ -410,7 +419,7 @@ def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
     load = site.load(np.maximum(batch, 1.0))
     each_own = load.batch / load.osl
     if site.rules.mixed:
-        steps = steps.at(load.batch, load.context)
+        steps = steps.at(load.batch)
         decode = base = steps.decode_s()
     else:
         decode, base = site.table.decode(load.batch, load.context, load.padding), 0.0
@@ -422,27 +431,65 @@ def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
     return decode + each_own * (steps.with_prompts_s(k) - base) / k
 
 
-def _batch_at(site: Site, steps: Steps, rate: Array) -> Array:
-    """Sequences that decode together when `rate` requests a second are served.
+def _batch_at(site: Site, steps: Steps, rate: Array, full_s: Array) -> Array:
+    """Sequences that decode together when `rate` requests a second are served, `full_s` being tpot at the cap.
 
     Formula:  b = rate O tpot(b): Little's law
-    Source:   Little 1961; solved by regula falsi with the Illinois rule
+    Source:   Little 1961; all points a few rounds, those that have not arrived some more
     """
-    osl = site.outputs.mean
+    asked = np.asarray(rate * site.outputs.mean + 0.0 * site.cap, float)  # sequences per second of TPOT
+    least = asked * tpot_open(site, steps, 1.0)  # tpot is the same for one and for less
+    low, high = np.ones_like(asked), site.cap + 0.0 * asked
+    ends = high, high - asked * full_s, low, np.minimum(low - least, 0.0)
+    batch, ends = _crossing(lambda b: b - asked * tpot_open(site, steps, b), *ends, rounds=SEARCHES)
+    far = (np.abs(batch - ends[0]) > NEAR * batch) & (least > 1.0)
+    if np.any(far):
+        few, goal = _picked(site, far), asked[far]
+        beside = step_kinds(few.table, few.load(1.0), few.rules)
+        batch, ends = np.array(batch), (np.asarray(x)[far] for x in ends)
+        batch[far], _ = _crossing(
+            lambda b: b - goal * tpot_open(few, beside, b), *ends, rounds=MORE, start=batch[far]
+        )  # fmt: skip
+    return np.where(least > 1.0, batch, least)
 
-    def excess(b: Array) -> Array:
-        return b - rate * osl * tpot_open(site, steps, b)
 
-    low, high = np.zeros_like(site.cap * rate), site.cap + 0.0 * rate
-    f_low, f_high = -rate * osl * tpot_open(site, steps, np.ones_like(low)), excess(high)
-    for _ in range(SEARCHES):
-        middle = np.clip(low - f_low * (high - low) / np.where(f_high > f_low, f_high - f_low, 1.0), low, high)
-        f = excess(middle)
-        left = f < 0
-        f_high = np.where(left, f_high * 0.5, f)
-        f_low = np.where(left, f, f_low * 0.5)
-        low, high = np.where(left, middle, low), np.where(left, high, middle)
-    return np.clip(low - f_low * (high - low) / np.where(f_high > f_low, f_high - f_low, 1.0), low, high)
+def _crossing(
+    f: Callable[[Array], Array], x1: Array, f1: Array, x2: Array, f2: Array, rounds: int, start: Array | None = None
+) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    """Where f crosses zero between x1 and x2, at which it is f1 and f2, of different sign.
+
+    Formula:  inverse quadratic interpolation where the last three points allow it, else regula falsi
+    Returns:  the root after so many evaluations, and the two points around it (the last one first) with their values
+    Source:   Chandrupatla 1997; regula falsi with the Illinois rule
+    """
+    weight = f2
+    x = x2 - f2 * (x1 - x2) / np.where(f1 != f2, f1 - f2, 1.0) if start is None else start
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for _ in range(rounds):
+            value = f(x)
+            same = (value < 0) == (f1 < 0)
+            x3, f3 = np.where(same, x1, x2), np.where(same, f1, f2)
+            x2, f2, weight = np.where(same, x2, x1), np.where(same, f2, f1), np.where(same, weight * 0.5, f1)
+            x1, f1 = x, value
+            part, rise = (x1 - x2) / (x3 - x2), (f1 - f2) / (f3 - f2)
+            smooth = (rise * rise < part) & ((1.0 - rise) ** 2 < 1.0 - part)
+            share = f1 / (f2 - f3) * (f3 / (f2 - f1) - (x3 - x1) / (x2 - x1) * f2 / (f3 - f1))
+            share = np.where(smooth, share, f1 / (f1 - weight))
+            x = x1 + np.clip(np.where(np.isfinite(share), share, 0.0), 0.0, 1.0) * (x2 - x1)
+    return x, (x1, f1, x2, f2)
+
+
+def _picked(site: Site, where: np.ndarray) -> Site:
+    """The points of a site at which `where` is true, in a row."""
+
+    def chosen(x: Array) -> Array:
+        return np.broadcast_to(x, where.shape)[where] if np.ndim(x) else x
+
+    def each(record):
+        return replace(record, **{f.name: chosen(getattr(record, f.name)) for f in fields(record)})
+
+    rows = each(site.rules), each(site.prompts), each(site.outputs)
+    return Site(site.table, *rows, chosen(site.cached), chosen(site.cap), site.padding)
 
 
 def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array) -> Spread:
@@ -454,7 +501,7 @@ def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array) -> Spread:
     Source:   derivation
     """
     r, decode = site.rules, beat.decode_s
-    least = r.front_s + r.request_s + (r.late + r.emit) * decode + together(beat.steps, 1.0, beat.per_step)
+    least = r.front_s + r.request_s + (r.late + r.emit) * decode + beat.one_s * steps_to_first(1.0, beat.per_step)
     calm = np.minimum(least + 0.5 * decode, mean_s)
     met = np.clip(rate * beat.step_s / beat.inside, 1e-3, 1.0)
     wait = (mean_s - calm) / met

@@ -24,25 +24,35 @@ MANY = 16.0  # prompts in one step at which the cost of one more is taken
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Points at equal ratios from 1 on."""
+    """Points from 1 on: every octave is cut into 2**cuts equal parts, so that the bits of a number say its place."""
 
-    per_octave: float
+    cuts: int
     octaves: int
 
     @property
     def points(self) -> np.ndarray:
         """The points themselves."""
-        return 2.0 ** (np.arange(self.octaves * self.per_octave + 1) / self.per_octave)
+        cells = np.arange(self.octaves << self.cuts)
+        parts = 1 << self.cuts
+        return np.append(2.0 ** (cells // parts) * (1.0 + cells % parts / parts), 2.0**self.octaves)
 
     def place(self, x: Array) -> tuple[np.ndarray, np.ndarray]:
         """Cell of x and the share of the way through it; below 1 the first point, beyond the end on its last slope."""
-        x = np.maximum(x, 1.0)
-        i = np.minimum((np.log2(x) * self.per_octave).astype(np.intp), int(self.octaves * self.per_octave) - 1)
-        low = np.exp2(i / self.per_octave)
-        return i, (x / low - 1.0) / (2.0 ** (1.0 / self.per_octave) - 1.0)
+        x = np.asarray(np.maximum(x, 1.0), float)
+        bits = x.view(np.int64)
+        cell = (bits >> (MANTISSA - self.cuts)) - (EXPONENT << self.cuts)
+        # the bits after those that name the cell, under the exponent of 1: 1 + share
+        share = (((bits << self.cuts) & ((1 << MANTISSA) - 1)) | (EXPONENT << MANTISSA)).view(np.float64) - 1.0
+        last = (self.octaves << self.cuts) - 1
+        if np.any(cell > last):
+            low, end = self.points[-2:]
+            share = np.where(cell > last, (x - low) / (end - low), share)
+            cell = np.minimum(cell, last)
+        return cell, share
 
 
-TOKENS, BATCHES, CONTEXTS, PROMPTS, PASTS = Axis(8, 20), Axis(2, 14), Axis(1, 22), Axis(2, 21), Axis(0.5, 22)
+MANTISSA, EXPONENT = 52, 1023  # of a double: bits after the point, and the exponent of 1 as it is stored
+TOKENS, BATCHES, CONTEXTS, PROMPTS, PASTS = Axis(4, 20), Axis(2, 14), Axis(1, 22), Axis(1, 21), Axis(0, 22)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +63,15 @@ class StepTable:
     With pipeline stages a step is a round trip of all micro-batches. Times have a leading axis of `lanes`: one where
     kernels follow one another, more where a schedule lets resources overlap.
 
-    Error: of interpolation, against the step model: median 0.1 %, 10 % of batches above 2 %, up to 16 % just beyond a
-           batch at which a GEMM begins another row of tiles (257): the table smooths such jumps
+    Error: of interpolation, against the step model, 3,000 random steps each of four deployments: decode steps median
+           0.03-0.15 %, 10 % above 0.2-0.5 %, at most 4 %: the table smooths the jump at a batch at which a GEMM begins
+           another row of tiles; steps with prompts median 0.3-0.4 %, 10 % above 1.2-1.8 %
     """
 
     schedule: str
     tokens_s: np.ndarray  # [lane, TOKENS]
     head_s: np.ndarray  # [lane, BATCHES]
-    decode_s: np.ndarray  # [lane, BATCHES, CONTEXTS]
+    decode_s: np.ndarray  # [lane, BATCHES, CONTEXTS], head and attention
     prompt_s: np.ndarray  # [lane, PROMPTS, PASTS], one prompt
     prompt_more_s: np.ndarray  # [lane, PROMPTS, PASTS], each further prompt
     pipeline: float  # pp
@@ -79,11 +90,6 @@ class StepTable:
     def head(self, rows: Array) -> Array:
         """Lanes of the head over `rows` positions."""
         return _linear(self.head_s, *BATCHES.place(np.asarray(rows, float) / self.pipeline))
-
-    def attention(self, batch: Array, context: Array) -> Array:
-        """Lanes of the attention of `batch` decodes over `context` cached tokens each."""
-        b = np.asarray(batch, float) / self.pipeline
-        return _bilinear(self.decode_s, BATCHES.place(b), CONTEXTS.place(np.asarray(context, float)))
 
     def prompts(self, new: Array, past: Array) -> tuple[Array, Array]:
         """Lanes of the attention of one prompt of `new` tokens over `past`, and of each further one."""
@@ -112,16 +118,22 @@ class StepTable:
 
     def beside(self, batch: Array, context: Array, new: Array, past: Array, padding: Array = 0.0) -> Steps:
         """Steps in which prompts of `new` tokens over `past` run beside `batch` decodes (0: alone)."""
-        prompts = self.prompts(new, past)
-        return Steps(self, batch, self.fixed(batch, context), np.asarray(new, float), *prompts, padding)
+        prompts, place = self.prompts(new, past), CONTEXTS.place(context)
+        return Steps(self, batch, place, self.fixed_at(batch, place), np.asarray(new, float), *prompts, padding)
 
     def fixed(self, batch: Array, context: Array) -> Array:
-        """Lanes of what decodes add to a step beside their tokens."""
+        """Lanes of what decodes add to a step beside their tokens; of none: the head alone."""
+        return self.fixed_at(batch, CONTEXTS.place(context))
+
+    def fixed_at(self, batch: Array, context: tuple[np.ndarray, np.ndarray]) -> Array:
+        """The same where the place of the context on its axis is known."""
         batch = np.asarray(batch, float)
-        lanes = self.head(batch) + self.host_sequence_s * batch
-        if np.any(batch > 0):
-            lanes = _sum(lanes, _times(self.attention(batch, context), np.where(batch > 0, 1.0, 0.0)))
-        return lanes
+        if not np.any(batch > 0):
+            return self.head(batch)
+        lanes = _bilinear(self.decode_s, BATCHES.place(batch / self.pipeline), context)
+        if self.host_sequence_s:
+            lanes = lanes + self.host_sequence_s * batch
+        return lanes if np.all(batch > 0) else np.where(batch > 0, lanes, _padded(self.head(batch), lanes.ndim - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +142,16 @@ class Steps:
 
     table: StepTable
     batch: Array
+    context: tuple[np.ndarray, np.ndarray]  # of the decodes: its place on CONTEXTS
     fixed: Array  # lanes of head and decode attention
     new: Array
     first: Array  # lanes of a prompt's attention
     more: Array
     padding: Array = 0.0  # tokens of a batch that a graph is made for but nobody sent
 
-    def at(self, batch: Array, context: Array) -> Steps:
+    def at(self, batch: Array) -> Steps:
         """The same prompts beside another batch."""
-        return replace(self, batch=batch, fixed=self.table.fixed(batch, context))
+        return replace(self, batch=batch, fixed=self.table.fixed_at(batch, self.context))
 
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
@@ -152,9 +165,10 @@ class Steps:
                   graph_tokens pays neither t_layer nor launches
         """
         tokens = self.batch + self.padding + prompts * self.new
-        first = _times(self.first, np.minimum(prompts, 1.0))
-        more = _times(self.more, np.maximum(prompts - 1.0, 0.0))
-        seconds = self.table.combined(_sum(self.table.tokens(tokens), self.fixed, first, more))
+        lanes = _sum(self.table.tokens(tokens), self.fixed, _times(self.first, np.minimum(prompts, 1.0)))
+        if np.any(prompts > 1.0):
+            lanes = _sum(lanes, _times(self.more, np.maximum(prompts - 1.0, 0.0)))
+        seconds = self.table.combined(lanes)
         return np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
 
 
@@ -194,11 +208,12 @@ def _tabulated(deployment: Deployment) -> StepTable:
     kernels = step_launches(x.op for x in one.times)
     prompt = lanes("attention", Sequences(float(dp), p[:, None], past))
     many = lanes("attention", Sequences(MANY * dp, p[:, None], past))
+    head = lanes("head", Sequences(b * dp, 1.0, 1.0))
     return StepTable(
         profile.schedule,
         lanes("tokens", every) * _waiting(deployment, every),
-        lanes("head", Sequences(b * dp, 1.0, 1.0)),
-        lanes("attention", Sequences(b[:, None] * dp, 1.0, c)),
+        head,
+        head[..., None] + lanes("attention", Sequences(b[:, None] * dp, 1.0, c)),
         prompt,
         (many - prompt) / (MANY - 1.0),
         float(pp),
@@ -258,14 +273,16 @@ def _times(lanes: np.ndarray, x: Array) -> np.ndarray:
 
 def _linear(table: np.ndarray, i: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Linear between grid points, for every lane."""
-    low = table[:, i]
-    return low + share * (table[:, i + 1] - low)
+    low = table.take(i, axis=1)
+    return low + share * (table.take(i + 1, axis=1) - low)
 
 
 def _bilinear(table: np.ndarray, x: tuple, y: tuple) -> np.ndarray:
     """Linear in both directions between grid points, for every lane."""
     (i, u), (j, v) = x, y
-    low, high = table[:, i, j], table[:, i + 1, j]
-    low = low + v * (table[:, i, j + 1] - low)
-    high = high + v * (table[:, i + 1, j + 1] - high)
+    columns = table.shape[2]
+    table, corner = table.reshape(len(table), -1), i * columns + j
+    low, high = table.take(corner, axis=1), table.take(corner + columns, axis=1)
+    low = low + v * (table.take(corner + 1, axis=1) - low)
+    high = high + v * (table.take(corner + columns + 1, axis=1) - high)
     return low + u * (high - low)

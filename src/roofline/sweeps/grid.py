@@ -27,7 +27,9 @@ LOADS = ("batch", "concurrency", "rate_per_s")
 NUMBERS = ("isl", "osl", "cached", *LOADS, "usd_per_h", *KNOBS)
 WHOLE = ("tp", "pp", "ep", "dp", "cp")
 
-BLOCK = 1 << 16  # points evaluated at once: intermediates stay in the cache
+# Points evaluated at once: intermediates of steady states stay in the cache; steps have many ops, and each costs some
+# calls whatever the number of points.
+BLOCK, STEP_BLOCK = 1 << 14, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,10 @@ class Grid:
         """How many points there are."""
         return len(self.cases) * int(np.prod(self.inner_shape))
 
-    def blocks(self, most: int = BLOCK) -> Iterator[Block]:
+    def blocks(self, most: int | None = None) -> Iterator[Block]:
         """The grid in order (the last dimension fastest), in blocks of at most `most` points of one deployment."""
+        usual = STEP_BLOCK if self.load == "batch" else BLOCK
+        most = usual if most is None else min(most, usual)
         shape = self.inner_shape
         tail = 1
         cut = len(shape)

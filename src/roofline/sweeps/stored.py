@@ -14,7 +14,7 @@ import numpy as np
 from roofline import __version__
 from roofline.errors import InputError
 from roofline.sweeps.evaluate import evaluate_blocks
-from roofline.sweeps.grid import BLOCK, Block, Grid
+from roofline.sweeps.grid import Block, Grid
 from roofline.sweeps.result import require
 
 PART = 1 << 20  # points in a file
@@ -48,7 +48,7 @@ def parts(grid: Grid, most: int = PART) -> Iterator[list[Block]]:
     """Consecutive blocks, together at most about `most` points."""
     held: list[Block] = []
     size = 0
-    for block in grid.blocks(min(BLOCK, most)):
+    for block in grid.blocks(most):
         if held and size + block.size > most:
             yield held
             held, size = [], 0
