@@ -98,6 +98,23 @@ def experts(ops: list[Experts], machine: Machine) -> list[OpTime]:
     return [_moe(op, machine) for op in ops]
 
 
+GATHERED = 8  # ranks up to which engines hand every token to every rank; beyond, each gets the tokens that use it
+
+
+def received(op: Experts) -> Array:
+    """Tokens that enter the expert kernels of one rank.
+
+    Formula:  T up to 8 ranks, beyond T (1 - (1 - 1/ep)^k): an all-to-all sends a token only to ranks it uses
+    Args:     op: tokens T over all ranks, top_k k, ep
+    Returns:  [tokens]
+    Assumes:  uniform routing
+    Source:   DeepEP and its users: wide expert parallelism dispatches; inside a node tokens are gathered
+    """
+    if op.ep <= GATHERED:
+        return op.tokens
+    return op.tokens * (1.0 - (1.0 - 1.0 / op.ep) ** op.top_k)
+
+
 def _moe(op: Experts, machine: Machine) -> OpTime:
     """Routed experts with the fastest kernel that the engine has (any engine's, where it has none of its own)."""
     fmt = table_format(op.weight, machine)
@@ -106,7 +123,7 @@ def _moe(op: Experts, machine: Machine) -> OpTime:
     native = machine.accelerator.is_native(machine.operand(op.weight))
     found = machine.kernels("moe", fmt, MoeConstants() if _tiled(machine) else STREAMED)
     terms, winner = fastest_moe_terms(
-        [c.constants for c in found], op.tokens, op.hidden, op.inter, op.experts, op.top_k,
+        [c.constants for c in found], received(op), op.hidden, op.inter, op.experts, op.top_k,
         chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), tp=op.tp, ep=op.ep, matrices=op.matrices,
         weight_bytes_per_el=op.weight.element_bytes,
         act_bytes_per_el=op.weight.act_bits / 8.0 if native else 2.0,
