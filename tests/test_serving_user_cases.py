@@ -3,7 +3,6 @@
 import pytest
 
 from roofline.deployment import deployment
-from roofline.serving.recipes import stock_host
 from roofline.serving.steady import steady_state
 from roofline.specs.engine import engine_named
 from roofline.validation.online import hit_remainder
@@ -23,7 +22,7 @@ SERVED = [
 
 @pytest.mark.parametrize("model, weights, tp, isl, osl, rate, measured_s, tolerance", SERVED)
 def test_mean_token_time_of_a_chat_server(model, weights, tp, isl, osl, rate, measured_s, tolerance):
-    engine = stock_host(engine_named("vllm", version="0.15.1", max_num_seqs=128, max_num_batched_tokens=2048))
+    engine = engine_named("vllm", version="0.15.1", max_num_seqs=128, max_num_batched_tokens=2048)
     where = deployment(model, "h100-sxm", tp=tp, weights=weights, engine=engine)
     state = steady_state(
         where, isl=float(isl), osl=float(osl), rate_per_s=rate, cached=isl - hit_remainder(), prefixes=100.0,

@@ -162,16 +162,3 @@ def with_scheduler(engine: Engine, values: Mapping[str, Any], sources: Mapping[s
     told = dict.fromkeys(values, "set by the caller") | dict(sources or {})
     scheduler = old.model_copy(update=dict(values) | {"sources": {**old.sources, **told}})
     return engine.model_copy(update={"scheduler": scheduler})
-
-
-# A stock vLLM server leaves the device idle between steps where a tuned one does not: fitted on the 93 stable open-loop
-# rows of the development set (0.35 to 0.8 ms fit equally well; tuned closed-loop servers: 0).
-STOCK_HOST_GAP_S = 0.6e-3
-
-
-def stock_host(engine: Engine) -> Engine:
-    """The profile of a server that nobody tuned: its host holds the device up between steps."""
-    told = {**engine.step.sources, "host_gap_s": "stable open-loop rows of the development set, vLLM 0.15.1"}
-    return engine.model_copy(
-        update={"step": engine.step.model_copy(update={"host_gap_s": STOCK_HOST_GAP_S, "sources": told})}
-    )
