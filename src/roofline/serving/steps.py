@@ -65,7 +65,8 @@ class StepTable:
 
     Error: of interpolation, against the step model, 3,000 random steps each of four deployments: decode steps median
            0.03-0.15 %, 10 % above 0.2-0.5 %, at most 4 %: the table smooths the jump at a batch at which a GEMM begins
-           another row of tiles; steps with prompts median 0.3-0.4 %, 10 % above 1.2-1.8 %
+           another row of tiles; steps with prompts median 0.3-0.4 %, 10 % above 1.0-1.7 %, 1 % above
+           5-9 % (several short prompts over long cached ones)
     """
 
     schedule: str
