@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Spec(BaseModel):
     """Frozen; unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

@@ -33,7 +33,7 @@ PoolRule = Literal["after_peak", "fraction_of_total", "fraction_of_free", "conti
 class Block(BaseModel):
     """A group of settings with their sources: immutable, no unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     sources: dict[str, Annotated[str, Field(min_length=3)]] = Field({}, description="field or '*' -> where it is from")
 
@@ -174,7 +174,7 @@ class SpeculationProfile(Block):
 class Engine(BaseModel):
     """A serving engine at one version."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     title: str

@@ -45,7 +45,7 @@ COMPUTES_IN: dict[str, tuple[str, ...]] = {
 class Block(BaseModel):
     """A group of facts: immutable, no unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Sourced(Block):
