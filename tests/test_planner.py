@@ -227,6 +227,45 @@ def test_pools_when_prompts_are_long():
     assert pools.latencies["tpot_s"] <= 0.012 and pools.latencies["ttft_s"] <= 6.0
 
 
+class TestVendors:
+    """KV moves between pools of one vendor, one engine and one format; what crosses is asked for by name."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def searches():
+        model, engine = load_model(MODEL).model, engine_named("vllm")
+        devices = ("mi300x", "h200-sxm", "l40s")
+        kinds = [precision_named("bf16"), precision_named("fp8")]
+        found, _ = candidates(model, [hardware(n) for n in devices], kinds, [engine], LOAD.longest, 2)
+        paid = _devices(devices, None, None, None)[1]
+        same, _ = _search(found, paid, LOAD, 0, False, True)
+        return same, replace(same, cross_vendor=True)
+
+    @EXAMPLES
+    @given(slo=slos, rate=st.floats(0.5, 200.0))
+    def test_pools_are_alike(self, searches, slo, rate):
+        same, any_vendor = (replace(s, traffic=LOAD.at_rate(rate)) for s in searches)
+        for fleet in same.fleets(slo):
+            parts = [o.deployment for o, _ in fleet.members]
+            if fleet.disaggregated:
+                assert len({d.accelerator.vendor for d in parts}) == 1
+                assert parts[0].precision == parts[1].precision
+        assert cost(any_vendor, slo) <= cost(same, slo) * (1 + 1e-12)
+
+    def test_asked_for_they_are_offered(self, searches):
+        pools = [f for f in searches[1].fleets(Slo(ttft_s=5.0, tpot_s=0.05)) if f.disaggregated]
+        assert {len({o.deployment.accelerator.vendor for o, _ in f.members}) for f in pools} == {1, 2}
+
+    def test_it_is_said(self):
+        kind = {"traffic": LOAD, "slo": Slo(ttft_s=2.0, tpot_s=0.05), "max_gpus": 1}
+        assert "--cross-vendor" in plan(MODEL, ["mi300x", "h200-sxm"], **kind).notes[-1]
+        assert plan(MODEL, ["h200-sxm", "l40s"], **kind).notes == ()
+        crossed = plan(
+            MODEL, ["mi300x", "h200-sxm"], prices={"mi300x": 0.4, "h200-sxm": 9.0}, **kind, cross_vendor=True
+        )
+        assert crossed.fleet.hardware == {"mi300x"} and crossed.notes == ()
+
+
 class TestRefusals:
     def test_nothing_fits(self):
         """user_cases U-slo_capacity-01: 811 GB of weights on one 80 GB card are refused, with what would do."""

@@ -73,14 +73,15 @@ def prices_of(texts: tuple[str, ...]) -> dict[str, float]:
 @click.option("--max-gpus", type=int, default=32, show_default=True, help="Devices of one replica at most.")
 @click.option("--no-mix", is_flag=True, help="Replicas of one kind only.")
 @click.option("--no-disaggregation", is_flag=True, help="No separate prefill and decode pools.")
+@click.option("--cross-vendor", is_flag=True, help="Pools of unlike vendors too: no released engine connects them.")
 @click.option("--cards", default=None, help="One machine of unequal cards instead: 'rtx-3090, rtx-4090:16GiB'.")
 @click.option("--emit", type=click.Choice(("vllm", "sglang", "tensorrt-llm", "llama.cpp", "dynamo")), default=None,
               help="Print the launch command that realises the plan.")  # fmt: skip
 @click.option("--specs", type=click.Path(), default=None, help="Folder with your own hardware_specs/, model_specs/.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, in SI units.")
 def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, peak, ttft, tpot, e2e, goodput, weights,
-                 kv, engine, price, tier, budget, spares, max_gpus, no_mix, no_disaggregation, cards, emit, specs,
-                 as_json) -> None:  # fmt: skip
+                 kv, engine, price, tier, budget, spares, max_gpus, no_mix, no_disaggregation, cross_vendor, cards,
+                 emit, specs, as_json) -> None:  # fmt: skip
     """The cheapest fleet that serves MODEL within latency objectives, and why.
 
     \b
@@ -105,7 +106,7 @@ def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, pea
     r = plan(
         model, listed(hw), traffic=asked, slo=slo, weights=listed(weights), kv=listed(kv), engine=listed(engine),
         prices=prices_of(price), tier=tier, budget_usd_per_h=budget, spares=spares, max_gpus=max_gpus, mix=not no_mix,
-        disaggregate=not no_disaggregation, specs=specs,
+        disaggregate=not no_disaggregation, cross_vendor=cross_vendor, specs=specs,
     )  # fmt: skip
     if emit is not None:
         from roofline.handoff import launch_plan

@@ -8,7 +8,7 @@ price, so a looser objective never costs more, more load never less, and more al
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Search:
     decodes: tuple[Offer, ...]
     spares: int
     mix: bool
+    cross_vendor: bool = False  # prefill and decode pools of unlike vendors
 
     def repriced(self, usd_per_h_of: Mapping[str, float]) -> Search:
         """The same with other prices."""
@@ -55,9 +56,8 @@ class Search:
         def priced(offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
             return tuple(_at_price(o, usd_per_h_of[o.deployment.accelerator.name]) for o in offers)
 
-        return Search(
-            self.traffic, priced(self.offers), priced(self.prefills), priced(self.decodes), self.spares, self.mix
-        )
+        kinds = ("offers", "prefills", "decodes")
+        return replace(self, **{kind: priced(getattr(self, kind)) for kind in kinds})
 
     def on(self, hardware_names: set[str]) -> Search:
         """The same on some devices only."""
@@ -65,7 +65,7 @@ class Search:
         def left(offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
             return tuple(o for o in offers if o.deployment.accelerator.name in hardware_names)
 
-        return Search(self.traffic, left(self.offers), left(self.prefills), left(self.decodes), self.spares, self.mix)
+        return replace(self, offers=left(self.offers), prefills=left(self.prefills), decodes=left(self.decodes))
 
     def fleets(self, slo: Slo, pessimistic: bool = False) -> list[Fleet]:
         """The best fleet of every kind that keeps an objective, cheapest first."""
@@ -80,7 +80,7 @@ class Search:
             if pessimistic:
                 (_, ttft), (_, tpot) = self.prefills[0].bands
                 slower = (ttft, tpot)
-            out += pooled(self.prefills, self.decodes, self.traffic, slo, self.spares, slower)
+            out += pooled(self.prefills, self.decodes, self.traffic, slo, self.spares, slower, self.cross_vendor)
         return sorted(out, key=order)
 
 
@@ -106,6 +106,7 @@ def plan(
     max_gpus: int = MAX_GPUS,
     mix: bool = True,
     disaggregate: bool = True,
+    cross_vendor: bool = False,
     specs: str | Path | None = None,
 ) -> Recommendation:
     """The cheapest fleet that serves this traffic within the objective, and why.
@@ -115,7 +116,7 @@ def plan(
               and what the engine does); prices: {device: USD/h} in place of the price list's; tier: kind of provider;
               budget_usd_per_h; spares: replicas that may be down (N + 1: 1), of each pool; max_gpus: of one replica;
               mix: two kinds of replica may serve together; disaggregate: prefill and decode may have pools of their
-              own
+              own; cross_vendor: pools of unlike vendors too, though no released engine moves KV between them
     Returns:  Recommendation
     Assumes:  requests are dealt to replicas in proportion to what they carry; prices are per device-hour
     Errors:   NoPlanError with the nearest alternative where nothing keeps the objective or the budget
@@ -134,7 +135,7 @@ def plan(
     found, rejected = candidates(parsed, devices, precisions, engines, traffic.longest, max_gpus)
     if not found:
         raise NoPlanError(_nothing_fits(parsed, devices, precisions, engines, traffic, rejected))
-    search, dropped = _search(found, paid, traffic, spares, mix, disaggregate)
+    search, dropped = _search(found, paid, traffic, spares, mix, disaggregate, cross_vendor)
     fleets = search.fleets(slo)
     if not fleets:
         raise NoPlanError(_nothing_keeps(search, slo))
@@ -142,6 +143,7 @@ def plan(
     if budget_usd_per_h is not None and chosen.usd_per_h > check_number("budget_usd_per_h", budget_usd_per_h):
         raise NoPlanError(_over_budget(search, slo, chosen, budget_usd_per_h))
     slow = search.fleets(slo, pessimistic=True)
+    notes += _vendor_notes(search, chosen)
     return Recommendation(
         traffic, slo, chosen, _runner_up(fleets), _binding(chosen, slo, traffic), paid, sources,
         _frontier(search), _price_flips(search, slo, chosen, paid), slow[0] if slow else None,
@@ -187,7 +189,13 @@ def _devices(hw, prices, tier, specs) -> tuple[list[Accelerator], dict[str, floa
 
 
 def _search(
-    found: list[Deployment], paid: Mapping[str, float], traffic: Traffic, spares: int, mix: bool, disaggregate: bool
+    found: list[Deployment],
+    paid: Mapping[str, float],
+    traffic: Traffic,
+    spares: int,
+    mix: bool,
+    disaggregate: bool,
+    cross_vendor: bool = False,
 ) -> tuple[Search, list[Rejection]]:
     """Every candidate evaluated over its rates, as a replica and as a worker of either pool."""
     offers, dropped, prefills, decodes = [], [], [], []
@@ -201,7 +209,23 @@ def _search(
         if disaggregate and d.plan.pp == 1:
             prefills.append(prefill_offer(d, usd, traffic))
             decodes.append(decode_offer(d, usd, traffic))
-    return Search(traffic, tuple(offers), tuple(prefills), tuple(decodes), spares, mix), dropped
+    searched = Search(traffic, tuple(offers), tuple(prefills), tuple(decodes), spares, mix, cross_vendor)
+    return searched, dropped
+
+
+def _vendor_notes(search: Search, chosen: Fleet) -> list[str]:
+    """What has to be known about pools where devices of several vendors are allowed."""
+    vendors = sorted({o.deployment.accelerator.vendor for o in search.prefills})
+    if len(vendors) < 2:
+        return []
+    if not search.cross_vendor:
+        return [
+            f"prefill and decode pools of one vendor each ({', '.join(vendors)}): no released engine moves KV between "
+            "vendors; --cross-vendor prices such pools all the same"
+        ]
+    if chosen.disaggregated and len({o.deployment.accelerator.vendor for o, _ in chosen.members}) > 1:
+        return ["these pools are of unlike vendors, as allowed: no released engine moves KV between them"]
+    return []
 
 
 def _runner_up(fleets: list[Fleet]) -> Fleet | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from roofline.planner.demand import Slo, Traffic
 from roofline.planner.offers import Offer, handover_s
+from roofline.serving.disaggregated import hand_over_obstacle
 from roofline.serving.queueing import gamma_quantile
 
 SECOND_MOST = 16  # replicas of the second kind in a mixed fleet
@@ -126,12 +127,14 @@ def pooled(
     slo: Slo,
     spares: int,
     slower: tuple[float, float] = (1.0, 1.0),
+    cross_vendor: bool = False,
 ) -> list[Fleet]:
-    """The cheapest prefill and decode pools of every pair of devices that keeps the objective.
+    """The cheapest prefill and decode pools of every pair of devices that can hand over KV and keeps the objective.
 
     Formula:  min ceil(load/x_p) c_p + ceil(load/x_d) c_d; x_p the highest rate of a prefill worker that keeps TTFT with
               the transfer and a decode step, x_d that of a decode worker that keeps TPOT; E2E couples them
-    Args:     slower: factors on TTFT and TPOT (and so on the rates) for the pessimistic end of the bands
+    Args:     slower: factors on TTFT and TPOT (and so on the rates) for the pessimistic end of the bands; cross_vendor:
+              pools of unlike vendors too, which no engine connects as it is released
     Returns:  list of Fleet
     Assumes:  each worker queues for itself (a shared queue is shorter); quantiles of TTFT and TPOT add up to that of
               E2E (at most); of goodput, each latency may miss half of what it leaves
@@ -149,6 +152,8 @@ def pooled(
         if not good_d.any():
             continue
         for p in prefills:
+            if hand_over_obstacle(p.deployment, d.deployment, cross_vendor) is not None:
+                continue
             extra = handover_s(p, d, traffic) * slower[0] + tpot[0]
             ttft = p.latency("ttft_s", ttft_share) * slower[0] + extra
             good_p = np.logical_and.accumulate(ttft <= (slo.ttft_s or np.inf))

@@ -57,6 +57,29 @@ class PoolState:
     saturated: Array  # open loop: more is asked than the pools can do
 
 
+def hand_over_obstacle(prefill: Deployment, decode: Deployment, cross_vendor: bool = False) -> str | None:
+    """Why no engine hands the KV of one worker to the other; None where it does.
+
+    Formula:  same model, weight and KV formats, engine and vendor
+    Args:     cross_vendor: unlike vendors are wanted all the same, with a connector of one's own
+    Returns:  the reason, or None [-]
+    Source:   vLLM, NIXL connector, `compute_nixl_compatibility_hash` (read November 2026): version, model, KV heads, KV
+              format and attention backend must be equal on both sides, tensor parallelism and block size need not. CUDA
+              and ROCm have no attention backend of one layout in common, and NIXL and RIXL are two libraries. GPU with
+              Gaudi, Trainium or Cloud AI was shown by patches outside of it (vllm-gaudi 1588, vllm-neuron 27, vllm-qaic
+              121: staged in host memory); SGLang and TensorRT-LLM document like devices only
+    """
+    p, d = prefill, decode
+    if p.model.name != d.model.name or p.precision != d.precision:
+        return "both pools need the same model in the same formats: engines compare them before they connect"
+    if p.engine.name != d.engine.name:
+        return f"{p.engine.name} and {d.engine.name} lay the KV cache out each in its own way"
+    a, b = p.accelerator.vendor, d.accelerator.vendor
+    if a != b and not cross_vendor:
+        return f"no engine documents a KV transfer from {a} to {b}"
+    return None
+
+
 def kv_transfer_s(pools: Pools, isl: Array) -> Array:
     """Seconds in which the KV of one prompt goes from its prefill worker to its decode worker.
 
