@@ -55,6 +55,23 @@ def test_power_of_decode():
     assert np.all(np.diff(board_power_w(700.0, np.linspace(0.0, 1.0, 9))) > 0)
 
 
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_power_of_decode_under_a_cap(batch):
+    """Splitwise (arXiv 2311.18677, insight VI): on H100 a cap of 350 W of 700 costs the token phase almost nothing."""
+    step = estimate("llama-2-70b", "h100-sxm", tp=8, isl=1000, osl=200, batch=batch).decode
+    power = board_power_w(700.0, step.busy_s("compute") / step.total_s)
+    assert 300.0 < power <= 350.0
+
+
+def test_busy_matrix_units_draw_power_before_they_set_the_pace():
+    """Power rises with the batch while decode is still bound by memory, and prompts of many users count for each."""
+    shares = [estimate("llama-3.1-70b", "h100-sxm", tp=4, isl=500, osl=500, concurrency=c).compute_share
+              for c in (1, 16, 64, 128)]  # fmt: skip
+    assert np.all(np.diff(shares) > 0.02)
+    step = estimate("llama-3.1-70b", "h100-sxm", tp=4, isl=500, osl=500, concurrency=64).decode
+    assert step.parts_s["compute"] < 0.01 * step.total_s < 0.1 * step.busy_s("compute")
+
+
 def test_joules():
     assert joules_per_token(board_power_w(700.0, 1.0) * 8, 12000.0) == pytest.approx(5600.0 / 12000.0)
 

@@ -55,9 +55,10 @@ def joules_per_token(power_w: Array, tokens_per_s: Array) -> Array:
     return power_w / tokens_per_s
 
 
-# Share of the span between idle and TDP that a device draws while it is bound by memory, and idle over TDP. H200 in
-# decode: 137 to 300 W of 700 (arXiv 2605.11999, abstract: "decode draws only 137-300 W on a 700 W GPU"); compute-bound
-# prefill and training reach TDP. Both ends are constants of one GPU family: a band, not a calibration.
+# Share of the span between idle and TDP that a device draws while memory alone is busy, and idle over TDP. H200 in
+# decode: 137 to 300 W of 700 (arXiv 2605.11999, abstract: "decode draws only 137-300 W on a 700 W GPU"); H100: a cap of
+# 350 W of 700 costs decodes almost no time (Splitwise, arXiv 2311.18677, section III-E, insight VI), while prompts use
+# the whole budget. Both are of one GPU family: a band, not a calibration.
 IDLE_SHARE = 0.10
 MEMORY_BOUND_SHARE = 0.37
 
@@ -66,12 +67,15 @@ def board_power_w(tdp_w: Array, compute_share: Array = 1.0, busy_share: Array = 
     """Power of a device while it serves [W].
 
     Formula:  idle + busy x (TDP - idle) x (m + (1 - m) c),  idle = 0.10 TDP, m = 0.37
-    Args:     tdp_w [W]; compute_share c: part of the busy time in which matrix units set the pace (prompts, large
+    Args:     tdp_w [W]; compute_share c: part of the busy time in which matrix units compute (prompts, large
               batches) [-]; busy_share: part of the time in which a step runs [-]
     Returns:  [W], between idle and TDP
-    Assumes:  bound by memory, a device draws m of the span, at every batch; clocks are not lowered
-    Error:    not measured here; at m the H200 band of the source (137 to 300 W) is met at its upper end: 303 W
-    Source:   arXiv 2605.11999 (decode on H200); TDP is the vendor's bound
+    Assumes:  memory is busy throughout and draws m of the span; matrix units draw in proportion to the time in which
+              they are busy, whether or not they set the pace; clocks are not lowered
+    Error:    not measured here. Decode on H200: 303 W for a batch of one, the upper end of 137 to 300 W; on H100 below
+              the 350 W that Splitwise's cap leaves. A practitioner's reading of a served 70B in fp8 (480 and 520 W a
+              GPU at 64 and 128 requests, device not named) is a fifth above this
+    Source:   arXiv 2605.11999 (decode on H200), arXiv 2311.18677 (power caps on H100); TDP is the vendor's bound
 
     >>> round(float(board_power_w(700, 0.0))), float(board_power_w(700, 1.0))
     (303, 700.0)

@@ -177,10 +177,11 @@ class Estimate(
 
     @cached_property
     def compute_share(self) -> float:
-        """Part of a request's step time in which matrix units set the pace, its prompt and its output together."""
-        steps = self.osl - 1.0
-        compute = self.prefill.parts_s["compute"] + steps * self.decode.parts_s["compute"]
-        return float(compute / (self.prefill.total_s + steps * self.decode.total_s))
+        """Part of the step time in which matrix units are busy, prompts and decodes as they come under the load."""
+        together = 1.0 if self.state is None else max(self.running or 1.0, 1.0)  # that share a decode step
+        steps = (self.osl - 1.0) / together
+        busy = self.prefill.busy_s("compute") + steps * self.decode.busy_s("compute")
+        return float(busy / (self.prefill.total_s + steps * self.decode.total_s))
 
     @cached_property
     def joules_per_token_expected(self) -> float | None:

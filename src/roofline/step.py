@@ -43,6 +43,10 @@ class StepTime:
         parts["overhead"] = parts["overhead"] + self.host_gap_s * self.scale
         return parts
 
+    def busy_s(self, lane: str) -> Array:
+        """Seconds of it in which compute, memory or network is busy, whether or not it sets the pace."""
+        return self._sum(lambda t: t.lane_s(lane)) * self.scale
+
     @cached_property
     def band_s(self) -> tuple[Array, Array]:
         """80 % band of `total_s`.
