@@ -7,7 +7,7 @@ import pytest
 from roofline.deployment import deployment
 from roofline.errors import InputError
 from roofline.techniques import GAINS, Assumed, Cut, levers
-from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, changed_attention
+from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, changed_attention, tiered
 from roofline.techniques.elasticity import RESOURCES, elasticities, with_more
 from roofline.techniques.outcome import NotPossibleError, Scene, outcome
 
@@ -72,6 +72,20 @@ def test_directions(dense):
     assert Cut.COMPUTE in named(dense, "weights fp8").cuts
     assert named(dense, "weights int4_awq").cuts == (Cut.HBM,)  # multiplied in 16 bits
     assert named(dense, "weights nvfp4").cuts == (Cut.HBM,)  # Hopper has no fp4
+
+
+def test_a_host_tier_is_read_over_every_stage_s_own_link():
+    """Twice the stages, half the layers behind each host link, half the time to fetch; the widest stage decides."""
+    scene = Scene(4000.0, 500.0, 8.0)
+    more = Scene(4000.0, 500.0, 8.0, cached=2000.0)
+
+    def fetched_s(pp):
+        d = deployment("llama-3.1-70b", "h100-sxm", tp=2, pp=pp)
+        return tiered(d, scene, more, 2.95, 5e9).ttft_s - outcome(d, more, 2.95).ttft_s
+
+    assert fetched_s(4) == pytest.approx(fetched_s(2) / 2.0, rel=1e-6)
+    per_layer = 2000.0 * 2 * 4 * 128 * 2.0 / 5e9  # tp 2 holds half of the 8 KV heads
+    assert fetched_s(4) == pytest.approx(20 * per_layer, rel=1e-6)
 
 
 def test_data_parallel_attention_frees_the_latent_cache(moe):

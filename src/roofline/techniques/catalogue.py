@@ -171,13 +171,15 @@ def prefix_cache(d: Deployment, scene: Scene, usd: float, known: Assumed) -> Ite
         if host:
             assumes = f"{known.hit_rate:.0%} of prompt tokens are found in host memory"
             yield WhatIf("tiered KV", "KV tier in host memory", (Cut.COMPUTE, Cut.WAITING),
-                         lambda: _tiered(d, scene, more, usd, host), assumes)  # fmt: skip
+                         lambda: tiered(d, scene, more, usd, host), assumes)  # fmt: skip
 
 
-def _tiered(d: Deployment, scene: Scene, more: Scene, usd: float, host: float) -> Outcome:
+def tiered(d: Deployment, scene: Scene, more: Scene, usd: float, host: float) -> Outcome:
     """Cached tokens cross the host link before the rest is computed; where that is slower, they are computed again."""
     found = outcome(d, more, usd)
-    fetch = float(fetch_s(more.cached, d.model.kv_bytes_per_token(d.plan, d.precision), host))
+    # every stage has a host link of its own: the one with most KV on it is the last to have it
+    per_token = max(d.model.kv_bytes_per_token(d.plan, d.precision, stage) for stage in range(d.plan.pp))
+    fetch = float(fetch_s(more.cached, per_token, host))
     before = outcome(d, scene, usd)
     later = replace(found, ttft_s=found.ttft_s + fetch)
     return later if later.ttft_s < before.ttft_s else before
