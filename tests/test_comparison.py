@@ -126,6 +126,13 @@ def test_log(tmp_path, where):
     assert {"weights", "KV pool", "cached tokens", "requests of 8,192 tokens", "CUDA graphs"} <= set(rows)
 
 
+def test_log_with_cache_and_concurrency_on_one_line(tmp_path):
+    """As vLLM of late 2026 prints it."""
+    line = "INFO GPU KV cache size: 443,200 tokens, Maximum concurrency for 8,192 tokens per request: 54.10x"
+    found = read_log(written(tmp_path, "server.log", line))
+    assert (found.kv_tokens, found.max_model_len, found.max_concurrency) == (443200, 8192, 54.10)
+
+
 def test_texts(tmp_path, where):
     text = str(compare(where, written(tmp_path, "a.json", VLLM)))
     assert "1,000 in, 250 out, 32 in flight" in text and "TPOT mean [ms]" in text

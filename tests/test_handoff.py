@@ -61,7 +61,55 @@ def test_tensorrt_llm_yaml():
     assert config["enable_attention_dp"] is True and config["kv_cache_config"]["dtype"] == "fp8"
     found = options(made.text)
     assert (found["--tp_size"], found["--ep_size"], found["--max_seq_len"]) == ("8", "8", "8192")
-    assert found["--extra_llm_api_options"] == "config.yaml"
+    assert found["--config"] == "config.yaml"
+
+
+def test_sglang_divides_chunks_too():
+    """server_args.py: with attention data parallelism chunked_prefill_size and max_running_requests are divided."""
+    d = deployment("deepseek-r1", "h200-sxm", tp=1, dp=8, ep=8, engine="sglang")
+    found = options(launch(d, "sglang", ASKED).text)
+    assert int(found["--chunked-prefill-size"]) == 8 * d.engine.scheduler.token_budget
+    assert int(found["--max-running-requests"]) == 8 * 256
+
+
+@pytest.mark.parametrize(
+    ("engine", "kv", "word"),
+    [("vllm", "int8", "int8_per_token_head"), ("vllm", "nvfp4", "nvfp4"), ("sglang", "fp8", "fp8_e4m3"),
+     ("tensorrt-llm", "nvfp4", "nvfp4"), ("llama.cpp", "q8_0", "q8_0")],
+)  # fmt: skip
+def test_kv_formats_by_their_own_names(engine, kv, word):
+    d = deployment("llama-3.1-8b", "b200-sxm", kv=kv, engine=engine)
+    assert word in launch(d, engine, ASKED).text
+
+
+@pytest.mark.parametrize(("engine", "kv"), [("sglang", "int8"), ("tensorrt-llm", "int8"), ("llama.cpp", "nvfp4")])
+def test_kv_formats_that_an_engine_lacks(engine, kv):
+    with pytest.raises(InfeasibleError, match=f"{engine} has no KV cache in {kv}; it has bf16"):
+        launch(deployment("llama-3.1-8b", "b200-sxm", kv=kv, engine=engine), engine, ASKED)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+def test_context_parallelism_is_refused(engine):
+    """Theirs takes tensor-parallel ranks or is for prompts alone; ours adds ranks."""
+    with pytest.raises(InfeasibleError, match=r"cp|context"):
+        launch(deployment("llama-3.1-8b", "h100-sxm", cp=2, engine=engine), engine, ASKED)
+
+
+def test_tensorrt_llm_limits():
+    with pytest.raises(InfeasibleError, match="tp 1 dp 8, not TP2 DP4"):
+        launch(deployment("deepseek-r1", "h200-sxm", tp=2, dp=4, ep=8, engine="tensorrt-llm"), "tensorrt-llm", ASKED)
+    with pytest.raises(InfeasibleError, match="NVIDIA devices; this one is of AMD"):
+        launch(deployment("llama-3.1-8b", "mi300x", engine="tensorrt-llm"), "tensorrt-llm", ASKED)
+
+
+def test_dynamo_ranks():
+    """Dynamo starts a process for each attention-data-parallel rank of vLLM; TensorRT-LLM has a flag of its own."""
+    d = deployment("deepseek-r1", "h200-sxm", tp=1, dp=8, ep=8)
+    made = launch(d, "dynamo", ASKED).text
+    assert "--data-parallel-rank 0" in made and "0 to 7" in made
+    trt = deployment("deepseek-r1", "h200-sxm", tp=1, dp=8, ep=8, engine="tensorrt-llm")
+    found = options(launch(trt, "dynamo", ASKED).text)
+    assert "--enable-attention-dp" in found and found["--model"] == "deepseek-ai/DeepSeek-R1"
 
 
 def test_llama_cpp():

@@ -1,8 +1,6 @@
 """The launch command of an engine that realises a deployment, in the flags of the engine's own documentation.
 
-Flags as documented in 2026: vLLM `vllm serve --help` (docs.vllm.ai, engine arguments), SGLang server arguments
-(docs.sglang.io), TensorRT-LLM `trtllm-serve` and its LLM-API YAML (nvidia.github.io/TensorRT-LLM), llama.cpp
-`tools/server/README.md`, NVIDIA Dynamo backends (docs.nvidia.com/dynamo).
+Each flag was looked up in November 2026; docs/handoff.md says where.
 """
 
 from __future__ import annotations
@@ -67,17 +65,44 @@ def _settings(d: Deployment, asked: Limits) -> tuple[int, int]:
     return int(asked.max_num_seqs or seqs), int(d.engine.scheduler.token_budget or tokens)
 
 
-def _narrow_kv(d: Deployment) -> bool:
-    return d.precision.kv.element_bytes < 1.5
+# What engines call our KV formats; 16 bits are what they do by themselves.
+KV_WORDS: dict[str, dict[str, str]] = {
+    "vllm": {"fp8": "fp8", "int8": "int8_per_token_head", "nvfp4": "nvfp4", "fp8_ds_mla": "fp8_ds_mla"},
+    "sglang": {"fp8": "fp8_e4m3", "mxfp4": "fp4_e2m1"},
+    "tensorrt-llm": {"fp8": "fp8", "nvfp4": "nvfp4"},
+    "llama.cpp": {name: name for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")},
+}
+
+# Weights that an engine quantises while it loads a 16-bit checkpoint.
+ONLINE: dict[str, dict[str, str]] = {
+    "vllm": {"fp8": "fp8", "fp8_block": "fp8_per_block", "fp8_channel": "fp8_per_channel", "mxfp8": "mxfp8",
+             "w8a16": "int8_per_channel_weight_only"},
+    "sglang": {"fp8": "fp8"},
+}  # fmt: skip
 
 
-def _weights_note(d: Deployment, online: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def kv_word(d: Deployment, engine: str) -> str | None:
+    """The engine's name of the deployment's KV format; None where it needs none (16 bits)."""
+    kv, words = d.precision.kv, KV_WORDS[engine]
+    if kv.name in words:
+        return words[kv.name]
+    if kv.element_bytes >= 1.5:
+        return None
+    raise InfeasibleError(f"kv: {engine} has no KV cache in {kv.name}; it has bf16, {', '.join(words)}")
+
+
+def _no_context_parallel(d: Deployment, engine: str, why: str) -> None:
+    if d.plan.cp > 1:
+        raise InfeasibleError(f"cp: {engine} cannot be launched with cp {d.plan.cp}: {why}")
+
+
+def _weights_note(d: Deployment, engine: str) -> tuple[list[str], list[str]]:
     """Quantisation flags and notes for weights that differ from the published checkpoint."""
-    name = d.precision.name
+    name, online = d.precision.name, ONLINE.get(engine, {})
     if name == d.model.native:
         return [], []
     if name in online:
-        return ["--quantization", name], [
+        return ["--quantization", online[name]], [
             f"weights are quantised to {name} while loading; a calibrated checkpoint does better"
         ]
     return [], [f"point the model at a checkpoint quantised to {name}; the name below is the published one"]
@@ -96,36 +121,41 @@ def _experts(d: Deployment) -> bool:
 def vllm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     """`vllm serve` for a replica, or for a worker of a prefill or decode pool."""
     p, (seqs, tokens) = d.plan, _settings(d, asked)
-    quantised, notes = _weights_note(d, ("fp8", "int8"))
+    _no_context_parallel(d, "vllm", "its --decode-context-parallel-size takes tensor-parallel ranks and adds none")
+    quantised, notes = _weights_note(d, "vllm")
     words = ["vllm", "serve", hub_id(d), "--tensor-parallel-size", str(p.tp)]
     words += ["--pipeline-parallel-size", str(p.pp)] if p.pp > 1 else []
     words += ["--data-parallel-size", str(p.dp)] if p.dp > 1 else []
     words += ["--enable-expert-parallel"] if _experts(d) else []
-    words += ["--decode-context-parallel-size", str(p.cp)] if p.cp > 1 else []
     words += quantised
-    words += ["--kv-cache-dtype", "fp8"] if _narrow_kv(d) else []
+    kv = kv_word(d, "vllm")
+    words += ["--kv-cache-dtype", kv] if kv else []
     words += ["--max-model-len", str(asked.max_model_len), "--max-num-seqs", str(seqs)]
     words += ["--max-num-batched-tokens", str(tokens)]
     words += ["--gpu-memory-utilization", f"{d.engine.memory.utilisation:g}"]
     if role != "replica":
         words += ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}']
         notes.append("a proxy sends each prompt to a prefill worker first, then to a decode worker (or use Dynamo)")
+        notes.append("export VLLM_NIXL_SIDE_CHANNEL_HOST=its address, and a _PORT of its own for each on one host")
     notes += _nodes(d, "with Ray, or --headless workers for data parallelism over nodes")
     return Launch(tuple(words), notes=tuple(notes))
 
 
 def sglang(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
-    """`sglang.launch_server`; its tp counts all ranks, attention data parallelism divides them."""
+    """`sglang.launch_server`; its tp counts all ranks, attention data parallelism divides them, their requests and the
+    tokens of a chunk."""
     p, (seqs, tokens) = d.plan, _settings(d, asked)
-    quantised, notes = _weights_note(d, ("fp8",))
+    _no_context_parallel(d, "sglang", "it cuts contexts of DeepSeek's sparse attention only")
+    quantised, notes = _weights_note(d, "sglang")
     words = ["python", "-m", "sglang.launch_server", "--model-path", hub_id(d), "--tp-size", str(p.tp * p.dp)]
     words += ["--dp-size", str(p.dp), "--enable-dp-attention"] if p.dp > 1 else []
     words += ["--ep-size", str(p.ep)] if _experts(d) else []
     words += ["--pp-size", str(p.pp)] if p.pp > 1 else []
     words += quantised
-    words += ["--kv-cache-dtype", "fp8_e4m3"] if _narrow_kv(d) else []
+    kv = kv_word(d, "sglang")
+    words += ["--kv-cache-dtype", kv] if kv else []
     words += ["--context-length", str(asked.max_model_len), "--max-running-requests", str(seqs * p.dp)]
-    words += ["--chunked-prefill-size", str(tokens), "--mem-fraction-static", f"{d.engine.memory.utilisation:g}"]
+    words += ["--chunked-prefill-size", str(tokens * p.dp), "--mem-fraction-static", f"{d.engine.memory.utilisation:g}"]
     if role != "replica":
         words += ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
         notes.append("router: python -m sglang_router.launch_router --pd-disaggregation --prefill URL --decode URL")
@@ -139,7 +169,14 @@ def sglang(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
 def tensorrt_llm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     """`trtllm-serve` with the PyTorch backend and its YAML."""
     p, (seqs, tokens) = d.plan, _settings(d, asked)
-    _, notes = _weights_note(d, ())
+    if d.accelerator.vendor != "NVIDIA":
+        raise InfeasibleError(f"tensorrt-llm runs on NVIDIA devices; this one is of {d.accelerator.vendor}")
+    if p.dp > 1 and p.tp > 1:
+        raise InfeasibleError(
+            f"dp: tensorrt-llm's attention data parallelism is over all ranks: tp 1 dp {p.tp * p.dp}, not {p}"
+        )
+    _no_context_parallel(d, "tensorrt-llm", "its cp is for prompts only")
+    _, notes = _weights_note(d, "tensorrt-llm")
     experts = _experts(d)
     name = "config.yaml" if role == "replica" else f"{role}.yaml"
     lines = [
@@ -147,7 +184,7 @@ def tensorrt_llm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
         f"enable_chunked_prefill: {str(d.engine.scheduler.chunked_prefill).lower()}",
         "cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {seqs}",
         "kv_cache_config:", f"  free_gpu_memory_fraction: {d.engine.memory.utilisation:g}",
-        f"  dtype: {'fp8' if _narrow_kv(d) else 'auto'}",
+        f"  dtype: {kv_word(d, 'tensorrt-llm') or 'auto'}",
     ]  # fmt: skip
     if role != "replica":
         lines += ["cache_transceiver_config:", "  backend: DEFAULT", f"  max_tokens_in_buffer: {asked.max_model_len}"]
@@ -159,7 +196,7 @@ def tensorrt_llm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     words += ["--ep_size", str(p.ep)] if experts else []
     words += ["--pp_size", str(p.pp)] if p.pp > 1 else []
     words += ["--max_batch_size", str(seqs), "--max_num_tokens", str(tokens), "--max_seq_len", str(asked.max_model_len)]
-    words += ["--extra_llm_api_options", name]
+    words += ["--config", name]
     notes += _nodes(d, "under mpirun or srun (trtllm-llmapi-launch)")
     return Launch(tuple(words), {name: "\n".join(lines) + "\n"}, tuple(notes))
 
@@ -173,13 +210,17 @@ def llama_cpp(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
         raise InfeasibleError("llama.cpp has neither data, expert nor context parallelism; plan with tp or pp only")
     slots = int(asked.max_num_seqs or max(d.engine.memory.max_num_seqs, 1))
     fmt = d.precision.name
-    words = ["llama-server", "--model", f"{d.model.name}-{fmt.upper()}.gguf", "--n-gpu-layers", "999"]
+    words = ["llama-server", "--model", f"{d.model.name}-{fmt.upper()}.gguf", "--n-gpu-layers", "all"]
     words += ["--ctx-size", str(asked.max_model_len * slots), "--parallel", str(slots), "--flash-attn", "on"]
-    words += ["--split-mode", "row" if p.tp > 1 else "layer"] if p.gpus > 1 else []
+    words += ["--split-mode", "tensor" if p.tp > 1 else "layer"] if p.gpus > 1 else []
     words += ["--tensor-split", ",".join(["1"] * p.gpus)] if p.gpus > 1 else []
-    words += ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"] if _narrow_kv(d) else []
+    kv = kv_word(d, "llama.cpp")
+    words += ["--cache-type-k", kv, "--cache-type-v", kv] if kv else []
     words += ["--batch-size", "2048", "--ubatch-size", "512"]
-    return Launch(tuple(words), notes=("the GGUF file is one quantised to " + fmt,))
+    notes = ["the GGUF file is one quantised to " + fmt]
+    if p.tp > 1:
+        notes.append("split mode tensor is experimental; row, its elder, keeps the KV cache on one device")
+    return Launch(tuple(words), notes=tuple(notes))
 
 
 _DYNAMO = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
@@ -195,11 +236,15 @@ def dynamo(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     head = ["python", "-m", f"dynamo.{_DYNAMO[d.engine.name]}"]
     if d.engine.name == "vllm":
         words = [*head, "--model", words[2], *words[3:]]
+        if d.plan.dp > 1:
+            words += ["--data-parallel-rank", "0"]
+            notes.append(f"one such process for each --data-parallel-rank 0 to {d.plan.dp - 1}")
     elif d.engine.name == "sglang":
         words = head + words[3:]
     else:
         p = d.plan
-        words = [*head, "--model-path", words[1], "--tensor-parallel-size", str(p.tp * p.dp)]
+        words = [*head, "--model", words[1], "--tensor-parallel-size", str(p.tp * p.dp)]
+        words += ["--enable-attention-dp"] if p.dp > 1 else []
         words += ["--expert-parallel-size", str(p.ep)] if p.ep > 1 else []
         words += ["--pipeline-parallel-size", str(p.pp)] if p.pp > 1 else []
         words += ["--max-batch-size", inner.command[inner.command.index("--max_batch_size") + 1]]
@@ -207,7 +252,7 @@ def dynamo(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
         words += ["--max-seq-len", str(asked.max_model_len), "--extra-engine-args", next(iter(inner.files))]
     if role != "replica" and d.engine.name != "sglang":
         words += ["--disaggregation-mode", role]
-    notes.append("frontend, once: python -m dynamo.frontend --router-mode kv")
+    notes.append("frontend, once: python -m dynamo.frontend --router-mode kv --no-router-kv-events")
     return Launch(tuple(words), inner.files, tuple(notes))
 
 
