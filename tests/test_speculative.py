@@ -417,8 +417,9 @@ def test_drafters_take_room_from_sequences(dense):
     assert alone > headed > beside > 0
     pool, model = dense.footprint(2000.0).tightest.kv_pool, dense.model
     head = eagle(model)
-    held = model.kv_bytes_per_sequence(2004.0) + head.kv_bytes(dense, 2004.0)
-    assert headed == np.floor((float(pool) - head.weight_bytes(dense)) / float(held))
+    (cache,) = head.caches(dense)
+    blocks, page = np.ceil(2004.0 / 16.0), 16.0 * (model.kv_bytes_per_sequence(1.0) + cache.layers * cache.token_bytes)
+    assert headed == np.floor(np.floor((float(pool) - head.weight_bytes(dense)) / float(page)) / blocks)
     big = deployment("llama-3.1-70b", "h100-sxm")  # does not even fit by itself
     assert float(most_sequences(big, PromptLookup(), **ask)) == 0.0
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from roofline.kernels.times import OpTime
 from roofline.layers.attention.mla import PACKED_LATENT
 from roofline.machine import Machine, machine
 from roofline.memory import Footprint, footprint
+from roofline.memory.footprint import Beside
 from roofline.ops import Experts, Op
 from roofline.parallel import Plan
 from roofline.precision import Format, Precision, precision_named
@@ -26,12 +28,26 @@ from roofline.specs.library import hardware
 from roofline.specs.model import Model
 from roofline.specs.refs import load_model
 from roofline.step import StepTime, compose
-from roofline.workload import Sequences, decode, prefill
+from roofline.workload import Sequences, decode, prefill, verify
+
+
+class Speculates(Protocol):
+    """How a replica speculates: `roofline.speculative.Speculation`."""
+
+    @property
+    def drafts(self) -> int: ...
+
+    def beside(self, where: Deployment) -> Beside:
+        """What the drafter holds on a rank."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A replica of `model` on `plan.gpus` of `accelerator`, under `engine`."""
+    """A replica of `model` on `plan.gpus` of `accelerator`, under `engine`.
+
+    With `speculation` a decode step verifies drafts. It is then one part of a cycle that yields several tokens: steady
+    states, simulations and estimates count those.
+    """
 
     model: Model
     accelerator: Accelerator
@@ -39,6 +55,7 @@ class Deployment:
     precision: Precision
     engine: Engine
     expert_imbalance: Array = 1.0  # rows of the busiest expert-parallel rank over the mean; see serving.expert_load
+    speculation: Speculates | None = None
 
     @cached_property
     def machine(self) -> Machine:
@@ -77,13 +94,17 @@ class Deployment:
         launch_s = 0.0 if profile.cuda_graphs else profile.launch_s
         return compose(times, schedule=profile.schedule, host_gap_s=profile.host_gap_s, launch_s=launch_s)
 
+    def decoding(self, batch: Array, context: Array) -> Sequences:
+        """What `batch` sequences at `context` cached tokens work on in a step: a token each, or that and its drafts."""
+        return decode(batch, context) if self.speculation is None else verify(batch, context, self.speculation.drafts)
+
     def decode_step(self, batch: Array, context: Array, encoder_tokens: Array = 0.0) -> StepTime:
-        """One new token for each of `batch` sequences at `context` cached tokens.
+        """One step of `batch` sequences that decode at `context` cached tokens.
 
         Over pp stages the batch runs as up to pp micro-batches, and a token comes out when its own has passed every
         stage: the pass takes the sum of the stages, or that of the slowest for every micro-batch where this is longer.
         """
-        return self.pipelined(lambda micro: (decode(micro, context),), batch, encoder_tokens)
+        return self.pipelined(lambda micro: (self.decoding(micro, context),), batch, encoder_tokens)
 
     def prefill_step(self, batch: Array, isl: Array, cached: Array = 0.0) -> StepTime:
         """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, until the last has passed.
@@ -121,9 +142,14 @@ class Deployment:
         stages = [self.step(*groups(micro), stage=s, encoder_tokens=encoder_tokens) for s in range(pp)]
         return whole, np.max([s.total_s for s in stages], axis=0), np.clip(batch, 1.0, pp)
 
-    def footprint(self, length: Array) -> Footprint:
-        """The memory table of every stage, and how many requests of `length` tokens are cached together."""
-        return footprint(self.model, self.accelerator, self.plan, self.precision, self.engine, length)
+    def footprint(self, length: Array, beside: Beside | None = None) -> Footprint:
+        """The memory table of every stage, and how many requests of `length` tokens are cached together.
+
+        `beside` is a drafter in place of the one that speculates here.
+        """
+        if beside is None and self.speculation is not None:
+            beside = self.speculation.beside(self)
+        return footprint(self.model, self.accelerator, self.plan, self.precision, self.engine, length, beside)
 
     def with_(self, **changes) -> Deployment:
         """The same replica with some fields changed."""
@@ -134,7 +160,7 @@ class Deployment:
         plan = "" if self.plan.gpus == 1 else f" ({self.plan})"
         return (
             f"{self.model.name} {self.precision.name}{kv} on {self.plan.gpus} x {self.accelerator.name}{plan}, "
-            f"{self.engine.name}"
+            f"{self.engine.name}{f', {self.speculation}' if self.speculation else ''}"
         )
 
 

@@ -62,7 +62,8 @@ def renderables(e: Estimate, ops: str = "decode", sources: bool = False) -> list
     for row in answer_rows(e):
         answers.add_row(*row)
     parts += [Text(""), answers, Text("")]
-    for title, rows, step in (("decode step", e.decode_table, "decode"), ("prefill", e.prefill_table, "prefill")):
+    decode = "decode step" if e.cycle is None else "verification of drafts"
+    for title, rows, step in ((decode, e.decode_table, "decode"), ("prefill", e.prefill_table, "prefill")):
         if ops in (step, "both"):
             parts += [op_table(f"{title}, per device", rows), Text("")]
     parts += [Text(f"evidence: {e.evidence} ({EVIDENCE[e.evidence]})", style="dim")]
@@ -93,6 +94,7 @@ def answer_rows(e: Estimate) -> list[tuple[str, str, str]]:
         ("fits", "yes" if e.fits else "NO", _memory_remark(e)),
         ("TTFT", with_band(e.ttft_s, "s"), f"prefill at {e.mfu_prefill:.1%} of the compute"),
         ("TPOT", with_band(e.tpot_s, "s"), f"{plain_band(e.tokens_per_s_user)} tok/s per user"),
+        *([] if e.cycle is None else [_speculation_row(e)]),
         ("end to end", with_band(e.e2e_s, "s"), ""),
         (
             "throughput",
@@ -125,6 +127,14 @@ def answer_rows(e: Estimate) -> list[tuple[str, str, str]]:
         )
     ]
     return rows
+
+
+def _speculation_row(e: Estimate) -> tuple[str, str, str]:
+    c, ends = e.cycle, e.pays_up_to
+    where = {0.0: "pays at no batch", float("inf"): "pays at any batch"}.get(ends, f"pays up to a batch of {ends:.0f}")
+    told = f"{number(float(c.tokens))} tokens in the time of {number(float(c.cost))} plain steps"
+    parts = f"draft {seconds(float(c.draft_s))}, verify {seconds(float(c.verify_s))}"
+    return "speculation", told, f"{e.deployment.speculation}: {parts}; {where} (no prompts beside it)"
 
 
 def _memory_remark(e: Estimate) -> str:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from roofline.arrays import Array
 from roofline.deployment import Deployment, deployment
 from roofline.economics import board_power_w, joules_per_token, usd_per_mtok
@@ -25,8 +27,9 @@ from roofline.specs.engine import Engine
 from roofline.specs.hardware import Accelerator
 from roofline.specs.model import Model
 from roofline.specs.prices import quote
+from roofline.speculative import Cycle, Speculation, break_even_batch, expected_cycles, speculate, speculating
 from roofline.step import StepTime
-from roofline.workload import decode, prefill
+from roofline.workload import prefill
 
 EXAMPLE_MODEL, EXAMPLE_HARDWARE = "llama-3.1-8b", "h100-sxm"
 _NOTHING_FITS = "no plan of up to 64 of these devices fits it; try narrower formats"
@@ -143,6 +146,30 @@ class Estimate(
         return peak_flops_per_s(self.deployment) / self.deployment.machine.chip.bandwidth_bytes_per_s
 
     @cached_property
+    def cycle(self) -> Cycle | None:
+        """A cycle of speculation at the batch and mean context, beside a plain step; None without speculation."""
+        s = self.deployment.speculation
+        if s is None:
+            return None
+        return speculate(self.deployment, s.drafter, **self._cycles(), batch=self.running or self.batch)
+
+    @cached_property
+    def pays_up_to(self) -> float:
+        """Batch from which on speculation no longer pays: 0 at none, inf at all, see `break_even_batch`."""
+        assert self.deployment.speculation is not None, "asked of an estimate with speculation"
+        return float(break_even_batch(self.deployment, self.deployment.speculation.drafter, **self._cycles()))
+
+    def _cycles(self) -> dict[str, Any]:
+        s = self.deployment.speculation
+        return {"drafts": float(s.drafts), "acceptance": s.acceptance, "context": self.isl + self.osl / 2.0}
+
+    @cached_property
+    def steps(self) -> float:
+        """Decode steps of a request: its output tokens but the first, or the cycles that bring them."""
+        s = self.deployment.speculation
+        return self.osl - 1.0 if s is None else float(expected_cycles(self.osl - 1.0, s.shares))
+
+    @cached_property
     def regime(self) -> Regime:
         """What a decode step is bound by, and where that changes."""
         return decode_regime(self.deployment, self.running or self.batch, self.isl + self.osl / 2.0)
@@ -179,7 +206,7 @@ class Estimate(
     def compute_share(self) -> float:
         """Part of the step time in which matrix units are busy, prompts and decodes as they come under the load."""
         together = 1.0 if self.state is None else max(self.running or 1.0, 1.0)  # that share a decode step
-        steps = (self.osl - 1.0) / together
+        steps = self.steps / together
         busy = self.prefill.busy_s("compute") + steps * self.decode.busy_s("compute")
         return float(busy / (self.prefill.total_s + steps * self.decode.total_s))
 
@@ -362,6 +389,7 @@ def estimate(
     rate_per_s: float | None = None,
     cached: float = 0,
     usd_per_h: float | None = None,
+    speculation: str | Speculation | None = None,
     specs: str | Path | None = None,
 ) -> Estimate:
     """What a deployment does for a load, with the reasons.
@@ -371,7 +399,8 @@ def estimate(
               isl, osl [tokens per request]; batch: so many requests start together and finish together;
               concurrency: so many are always in flight (continuous batching); rate_per_s: so many arrive per second;
               none of them: one request alone;
-              cached: prompt tokens whose KV is already there; usd_per_h: of one device, None for the price list
+              cached: prompt tokens whose KV is already there; usd_per_h: of one device, None for the price list;
+              speculation: DRAFTER:DRAFTS:ACCEPTANCE, e.g. 'eagle:3:0.8', see `speculating`
     Returns:  Estimate; one that does not fit still has its numbers, `fits` is False and `memory` says by how much
     Errors:   InputError, UnknownNameError, UnsupportedError, InfeasibleError (cannot be cut so)
     """
@@ -395,6 +424,7 @@ def estimate(
     where = model if isinstance(model, Deployment) else deployment(
         model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, specs=specs
     )  # fmt: skip
+    where = speculating(where, speculation, specs)
     load = Load(float(isl), float(osl), float(size), float(cached), rate_per_s)
     if cached and where.model.encoder:
         raise InputError(f"cached: {where.model.name} has an encoder, which reads a prompt as a whole; give cached=0")
@@ -434,15 +464,36 @@ def static_steps(
     if where.model.encoder or where.plan.pp > 1:
         prompt = 0.0 if where.model.encoder else isl
         return where.prefill_step(batch, isl, cached), where.decode_step(running, prompt + osl / 2.0, isl - prompt)
-    both = where.steps((prefill(batch, isl, cached),), (decode(running, isl + osl / 2.0),))
+    both = where.steps((prefill(batch, isl, cached),), (where.decoding(running, isl + osl / 2.0),))
     return both[0], both[1]
+
+
+def static_times(
+    where: Deployment, steps: tuple[StepTime, StepTime], batch: Array, isl: Array, osl: Array, cached: Array = 0.0
+) -> tuple[Array, Array]:
+    """Times to first and per further output token of a static batch; with speculation drafting beside its `steps`.
+
+    Formula:  TTFT = prefill; TPOT = decode step; speculating: prefill + drafter's pass over the prompts, and
+              N/(O - 1) (draft + verification + t_cycle + b t_sequence), N the mean number of cycles for O - 1 tokens
+    Args:     steps: of `static_steps`; batch [requests], isl, osl, cached [tokens]
+    Returns:  (TTFT, TPOT) [s]
+    Source:   derivation
+    """
+    s = where.speculation
+    if s is None:
+        return steps[0].total_s, steps[1].total_s
+    later = np.maximum(np.asarray(osl, float) - 1.0, 1.0)
+    cycle = steps[1].total_s + s.cycle_s(where, batch, isl + osl / 2.0)
+    first = steps[0].total_s + s.prompt_s(where, prefill(batch, isl, cached))
+    return first, cycle * expected_cycles(later, s.shares) / later
 
 
 def _static(where: Deployment, load: Load, usd_per_h: float | None, price_source: str) -> Estimate:
     """All requests start together: one pass over the prompts, then osl - 1 decode steps at the mean context."""
-    prompt_step, decode_step = static_steps(where, load.batch, load.isl, load.osl, load.cached)
-    ttft = _banded(float(prompt_step.total_s), prompt_step, tpot_band(where))
-    tpot = _banded(float(decode_step.total_s), decode_step, tpot_band(where))
+    prompt_step, decode_step = both = static_steps(where, load.batch, load.isl, load.osl, load.cached)
+    ttft_s, tpot_s = static_times(where, both, load.batch, load.isl, load.osl, load.cached)
+    ttft = _banded(float(ttft_s), prompt_step, tpot_band(where))
+    tpot = _banded(float(tpot_s), decode_step, tpot_band(where))
     steps = load.osl - 1.0
     e2e = Value(*(getattr(ttft, x) + steps * getattr(tpot, x) for x in ("value", "low", "high")))
     memory = where.footprint(load.isl + load.osl)

@@ -36,6 +36,8 @@ def not_modelled(e: Estimate) -> list[str]:
         out += ["kernel efficiency, launches and small kernels: this engine is the datasheet roofline"]
     if any(t.op.kind == "experts" for t in e.decode.times):
         out += ["skewed expert routing (uniform is assumed)"]
+    if e.cycle is not None:
+        out += ["drafts of unequal length, acceptance that changes with batch or context"]
     if e.state is not None and e.deployment.model.encoder:
         out += ["the encoder among other requests: prompts are priced as a decoder's of the same length"]
     return [*out, *e.notes]
@@ -86,12 +88,23 @@ def as_dict(e: Estimate) -> dict[str, Any]:
         "evidence": e.evidence,
         "prefill": [asdict(row) for row in e.prefill_table],
         "decode": [asdict(row) for row in e.decode_table],
+        "speculation": None if e.cycle is None else speculation_dict(e),
         "parts_s": {
             "prefill": {k: float(v) for k, v in e.prefill.parts_s.items()},
             "decode": {k: float(v) for k, v in e.decode.parts_s.items()},
         },
         "sources": e.sources,
         "not_modelled": e.not_modelled,
+    }
+
+
+def speculation_dict(e: Estimate) -> dict[str, Any]:
+    """A cycle of speculation as plain data; `pays_up_to` is None where it pays at the largest batch too."""
+    s, c = e.deployment.speculation, e.cycle
+    names = ("tokens", "cost", "speedup", "draft_s", "verify_s", "fixed_s", "plain_s")
+    ends = e.pays_up_to if np.isfinite(e.pays_up_to) else None
+    return {"drafter": s.drafter.name, "drafts": s.drafts, "cycles": e.steps, "pays_up_to": ends} | {
+        name: float(getattr(c, name)) for name in names
     }
 
 

@@ -105,8 +105,15 @@ def _options(table) -> Callable[[Callable], Callable]:
     return decorate
 
 
+SPECULATION = "DRAFTER:DRAFTS:ACCEPTANCE"
+
 deployment_options = _options(_DEPLOYMENT)
 load_options = _options(_LOAD)
+speculation_option = click.option(
+    "--speculation", default=None, metavar=SPECULATION,
+    help="Speculative decoding: eagle:3:0.8, mtp:1:0.85, llama-3.2-1b:4:0.7; acceptance by position after commas, or "
+         "above 1 the mean tokens of a cycle.",
+)  # fmt: skip
 
 
 def usd_per_h(price: str | None) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from roofline.cli.options import MODEL, TOKENS, deployment_options
+from roofline.cli.options import MODEL, TOKENS, deployment_options, speculation_option
 from roofline.errors import InputError, UnknownNameError, check_number
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
@@ -65,6 +65,7 @@ LENGTHS = LengthsType()
 @click.command("simulate")
 @click.argument("model", type=MODEL, default="llama-3.1-8b")
 @deployment_options
+@speculation_option
 @click.option("--trace", type=click.Path(), default=None,
               help="CSV or JSONL of requests (Azure, BurstGPT, Mooncake, or arrived_s, isl, osl).")  # fmt: skip
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Trace: arrive so many times as fast.")
@@ -100,9 +101,9 @@ LENGTHS = LengthsType()
               help="One row a request, by the ending: .parquet, .csv or .jsonl.")  # fmt: skip
 @click.option("--timeline", type=int, default=None, metavar="N", help="Show the life of request N (from 0).")
 @click.option("--json", "as_json", is_flag=True, help="The aggregates as JSON, in SI units.")
-def simulate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, trace, scale, rate, bursty, concurrency,
-                     turns, think, shared_prefix, isl, osl, requests, seed, replicas, decode_replicas, router,
-                     prefix_caching, max_seqs, token_budget, kv_blocks, knob, ttft, tpot, e2e, out, timeline,
+def simulate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, speculation, trace, scale, rate, bursty,
+                     concurrency, turns, think, shared_prefix, isl, osl, requests, seed, replicas, decode_replicas,
+                     router, prefix_caching, max_seqs, token_budget, kv_blocks, knob, ttft, tpot, e2e, out, timeline,
                      as_json) -> int | None:  # fmt: skip
     """Replay requests through replicas of MODEL: percentiles, queues, cache hits, preemptions.
 
@@ -127,9 +128,12 @@ def simulate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, 
         raise InputError(f"timeline: there is no request {timeline}; the trace has 0 to {len(asked) - 1}")
     check_number("replicas", replicas, low=1, high=10_000, integer=True)
     from roofline.deployment import deployment
+    from roofline.speculative import speculating
 
     where = deployment(model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, specs=specs)
-    result = _run(where, asked, replicas, decode_replicas, router, prefix_caching, knobs, timeline is not None)
+    where = speculating(where, speculation, specs)
+    result = _run(where, asked, replicas, decode_replicas, router, prefix_caching, knobs | {"seed": seed},
+                  timeline is not None)  # fmt: skip
     if out is not None:
         _write(out, result)
     pools = f"{replicas} replica{'s' * (replicas > 1)}"

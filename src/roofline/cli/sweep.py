@@ -70,6 +70,8 @@ def _one(name: str, text: str):
 @click.option("--weights", default=None, help="Weight formats.")
 @click.option("--kv", default=None, help="KV formats.")
 @click.option("--engine", default="vllm", show_default=True, help="Engine profiles.")
+@click.option("--speculation", multiple=True, metavar="DRAFTER:DRAFTS:ACCEPTANCE",
+              help="As in 'roofline estimate', or none; repeatable.")  # fmt: skip
 @click.option("--isl", default="1024", show_default=True, help="Prompt tokens: 1k,4k or 512:8192:512.")
 @click.option("--osl", default="256", show_default=True, help="Output tokens.")
 @click.option("--cached", default=None, help="Prompt tokens already cached.")
@@ -85,8 +87,8 @@ def _one(name: str, text: str):
               help="Write every point: a .csv or .parquet file, or a folder (any size, resumable).")  # fmt: skip
 @click.option("--specs", type=click.Path(), default=None, help="Folder with your own specs.")
 @click.option("--json", "as_json", is_flag=True, help="The points shown as JSON.")
-def sweep_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, isl, osl, cached, batch, concurrency, rate, price,
-                  metrics, limits, best, pareto, out, specs, as_json) -> None:  # fmt: skip
+def sweep_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, speculation, isl, osl, cached, batch, concurrency,
+                  rate, price, metrics, limits, best, pareto, out, specs, as_json) -> None:  # fmt: skip
     """Every combination of the options that are given as lists, for one or more MODELs (after commas).
 
     \b
@@ -103,6 +105,8 @@ def sweep_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, isl, osl, 
              "isl": isl, "osl": osl, "cached": cached, "batch": batch, "concurrency": concurrency, "rate_per_s": rate,
              "usd_per_h": price}  # fmt: skip
     inputs = {name: found for name, text in given.items() if (found := values(name, text)) is not None}
+    if speculation:
+        inputs["speculation"] = speculation[0] if len(speculation) == 1 else list(speculation)
     columns = None if metrics is None else [m.strip() for m in metrics.split(",")]
     folder = out if out is not None and not Path(out).suffix else None
     s = sweep(values("model", model), values("hw", hw), metrics=columns, out=folder, specs=specs,

@@ -85,6 +85,15 @@ class Footprint:
         return next((text for text, where in self.reasons if bool(np.all(where))), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What shares the memory of a rank with the model: the drafter of speculative decoding, on the last stage."""
+
+    weights: float  # bytes
+    kinds: tuple[CacheKind, ...] = ()
+    slots: Array = 0.0  # tokens that every sequence keeps for drafts
+
+
 # What CUDA and its libraries take, in the profiles of engines that were measured on GPUs.
 _CUDA = (
     "context", "context_tp", "context_pp", "context_moe", "non_torch", "non_torch_tp", "non_torch_rank",
@@ -114,6 +123,7 @@ def footprint(
     precision: Precision,
     engine: Engine,
     length: Array = 0.0,
+    beside: Beside | None = None,
     *,
     utilisation: Array | None = None,
     max_num_seqs: Array | None = None,
@@ -128,9 +138,9 @@ def footprint(
               fraction_of_total   pool = utilisation x (visible - context) - weights; all else is in the remainder
               fraction_of_free    pool = utilisation x (visible - context - weights - activation - non-torch)
               contiguous          pool = what the asked number of sequences of `length` reserve
-    Args:     length [tokens]: max_model_len, for concurrency and the checks; utilisation [-], max_num_seqs,
-              max_num_batched_tokens, visible_bytes [B], graph_sizes: None takes the profile's or the device's; they
-              broadcast
+    Args:     length [tokens]: max_model_len, for concurrency and the checks; beside: a drafter, in the same pool;
+              utilisation [-], max_num_seqs, max_num_batched_tokens, visible_bytes [B], graph_sizes: None takes the
+              profile's or the device's; they broadcast
     Returns:  Footprint
     Error:    docs/memory.md holds the table against engine logs
     Source:   vLLM gpu_worker, SGLang model_runner, TensorRT-LLM KvCacheConfig, llama.cpp
@@ -146,8 +156,10 @@ def footprint(
         visible,
         profile.graph_sizes if graph_sizes is None else graph_sizes,
     )
-    stages = tuple(_stage(model, accelerator, plan, precision, profile, settings, s) for s in range(plan.pp))
-    pools = [pool(s.kv_pool, list(s.kinds), settings.length, settings.tokens, profile) for s in stages]
+    others = [None] * (plan.pp - 1) + [beside]
+    stages = tuple(_stage(model, accelerator, plan, precision, profile, settings, s, b) for s, b in enumerate(others))
+    held = settings.length + (0.0 if beside is None else beside.slots)
+    pools = [pool(s.kv_pool, list(s.kinds), held, settings.tokens, profile) for s in stages]
     least = _least(pools, settings.length)
     sampler = act.sampler_bytes(model, precision, profile, settings.tokens, settings.seqs, accelerator.sms)
     return Footprint(stages, least, _reasons(model, profile, stages, least, settings, sampler))
@@ -208,6 +220,7 @@ def _stage(
     profile: MemoryProfile,
     asked: Settings,
     stage: int,
+    beside: Beside | None = None,
 ) -> StageMemory:
     switched = accelerator.scale_up is not None and accelerator.scale_up.topology == "switch"
     fixed = _structure(model, plan, precision, profile, switched, stage)
@@ -215,29 +228,32 @@ def _stage(
         model, plan, precision, profile, asked.tokens, asked.seqs, accelerator.sms, stage, fixed.widths
     )
     graphs = profile.graph_base + asked.graph_sizes * fixed.graph_per_size
-    taken = fixed.weights + activation + fixed.growth
+    weights, kinds = fixed.weights, fixed.kinds
+    if beside is not None:
+        weights, kinds = weights + beside.weights, kinds + beside.kinds
+    taken = weights + activation + fixed.growth
     requested = asked.utilisation * np.asarray(asked.visible, float)
     room = asked.visible - fixed.context
     if profile.pool_rule == "after_peak":
         free = requested - taken - (graphs if profile.graphs_in_budget else 0.0)
     elif profile.pool_rule == "fraction_of_total":
-        free = asked.utilisation * room - fixed.weights
+        free = asked.utilisation * room - weights
     elif profile.pool_rule == "fraction_of_free":
         free = asked.utilisation * (room - taken)
     else:
         cells = up_to_cells(asked.length, profile.cell_multiple)
-        free = np.minimum(asked.seqs * sequence_bytes(list(fixed.kinds), cells, asked.tokens, profile), room - taken)
+        free = np.minimum(asked.seqs * sequence_bytes(list(kinds), cells, asked.tokens, profile), room - taken)
     return StageMemory(
         stage,
         asked.visible,
         requested,
         fixed.context,
-        fixed.weights,
+        weights,
         activation,
         fixed.growth,
         free,
         graphs,
-        fixed.kinds,
+        kinds,
     )
 
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
-from roofline.memory import footprint
 from roofline.memory.footprint import limits
 
 FILLED = 0.6  # mean share of its output that a running sequence holds, when admission waits for the pool
@@ -20,6 +19,19 @@ def held_tokens(isl: Array, osl: Array) -> Array:
     Source:   step model of the end-to-end rows: a little above the mean, as engines keep a reserve to avoid preemption
     """
     return isl + FILLED * np.asarray(osl, float)
+
+
+def most_seqs(deployment: Deployment) -> float:
+    """Sequences that the engine lets run together on a rank [sequences].
+
+    Formula:  max_num_seqs; mixed steps with chunks: min(max_num_seqs, floor(token budget / tokens a sequence verifies))
+    Source:   scheduler rules of vLLM: running sequences take their tokens out of the budget first
+    """
+    engine, s = deployment.engine, deployment.speculation
+    most = float(limits(engine.memory, deployment.accelerator.usable_bytes)[0])
+    if s is None or engine.scheduler.policy != "mixed" or not engine.scheduler.chunked_prefill:
+        return most
+    return min(most, float(engine.scheduler.token_budget // s.verified))
 
 
 def kv_sequences(
@@ -36,10 +48,8 @@ def kv_sequences(
     """
     kept = vars(deployment)
     if "_kv_sequences" not in kept:
-        d = deployment
-        pools = footprint(d.model, d.accelerator, d.plan, d.precision, d.engine, LENGTHS)
-        held = np.maximum(np.asarray(pools.max_concurrency, float), 1e-9)
-        kept["_kv_sequences"] = 1.0 / held, float(limits(d.engine.memory, d.accelerator.usable_bytes)[0])
+        held = np.maximum(np.asarray(deployment.footprint(LENGTHS).max_concurrency, float), 1e-9)
+        kept["_kv_sequences"] = 1.0 / held, most_seqs(deployment)
     share, limit = kept["_kv_sequences"]
 
     def taken(n: Array) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.errors import InputError
+from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,21 @@ def of_mean(length: Array) -> Lengths:
 def as_lengths(value: Array | Lengths) -> Lengths:
     """`value` itself; a plain number (or array: one for each point of a sweep) is a mean, see `of_mean`."""
     return value if isinstance(value, Lengths) else of_mean(value)
+
+
+def in_cycles(outputs: Lengths, shares: Array) -> Lengths:
+    """Outputs counted in steps where every step is a cycle of speculation that yields several tokens.
+
+    Formula:  n = 1 + N(O - 1), N the mean number of cycles; variances of outputs and of N add, the longest follows as
+              that of a uniform distribution
+    Args:     outputs O [tokens]; shares [-] of cycles that yield 1, 2, .. tokens
+    Returns:  Lengths [steps], the first of which is that of the prompt
+    Source:   derivation
+    """
+    longest = 1.0 + expected_cycles(np.asarray(outputs.longest, float) - 1.0, shares)
+    mean = 1.0 + expected_cycles(np.asarray(outputs.mean, float) - 1.0, shares)
+    sd = cycles_spread(np.maximum(np.asarray(outputs.mean, float) - 1.0, 0.0), shares)
+    return Lengths(mean, mean + np.hypot(longest - mean, np.sqrt(3.0) * sd), np.hypot(outputs.cv, sd / mean))
 
 
 def static_occupancy(lengths: np.ndarray, axis: int = -1) -> Array:

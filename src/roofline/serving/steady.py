@@ -16,10 +16,11 @@ from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import InputError, UnknownNameError
 from roofline.serving.capacity import held_tokens, kv_sequences
-from roofline.serving.lengths import Lengths, as_lengths
+from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.queueing import Spread, queue_wait
 from roofline.serving.steps import Steps, StepTable, step_table
 from roofline.specs.engine import SchedulerProfile
+from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
 ROUNDS = 4  # of the fixed points; the next one moves a result by less than 0.1 %
 # Spread of the ends of a generation over that of its lengths; tuned to the event simulator. Engines that stop decoding
@@ -42,11 +43,12 @@ class Load:
     osl_longest: Array
     batch: Array  # sequences that decode together
     padding: Array = 0.0  # mean number by which graphs are larger than the batch
+    grown: float = 1.0  # tokens by which a step lengthens a sequence; osl counts steps
 
     @property
     def context(self) -> Array:
         """Mean cached tokens of a decoding sequence."""
-        return self.new + self.past + self.osl / 2.0
+        return self.new + self.past + self.grown * self.osl / 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Rules:
     front_s: Array
     emit: Array
     cold_s: Array
+    verified: float = 1.0  # tokens that a decoding sequence takes out of the budget
 
 
 KNOBS = (
@@ -90,13 +93,13 @@ def rules(profile: SchedulerProfile, isl: Array, dp: int, knobs: Mapping[str, Ar
 def prompts_per_step(load: Load, r: Rules) -> Array:
     """How many prompts the token budget lets into one step; below 1 a prompt takes several.
 
-    Formula:  mixed and chunked: (B - b)/x; mixed, whole prompts: max(1, floor((B - b)/x)); prompts first: B/x
+    Formula:  mixed and chunked: (B - v b)/x; mixed, whole prompts: max(1, floor((B - v b)/x)); prompts first: B/x
     Source:   scheduler rules of vLLM, TensorRT-LLM and SGLang
     """
     new = np.maximum(load.new, 1.0)
     if not r.mixed:
         return r.budget / new
-    room = np.maximum(r.budget - load.batch, 1.0) / new
+    room = np.maximum(r.budget - r.verified * load.batch, 1.0) / new
     return room if r.chunked else np.maximum(np.floor(room), 1.0)
 
 
@@ -319,10 +322,24 @@ def steady_state(
     r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
     fits = kv_sequences(deployment, held_tokens(prompts.mean, outputs.mean), cached, prefixes, max_seqs)
     site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
+    s = deployment.speculation
+    if s is not None:
+        r = replace(r, verified=site.table.verified)
+        site = replace(site, rules=r, outputs=in_cycles(outputs, s.shares), grown=s.tokens)
     if concurrency is not None:
-        return _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
-    site = replace(site, padding=(site.table.graph_batch - 1.0) / 2.0)
-    return _open(site, np.asarray(rate_per_s, float), arrivals_cv2, deployment.plan.dp, fits >= 1.0)
+        state = _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
+    else:
+        site = replace(site, padding=(site.table.graph_batch - 1.0) / 2.0)
+        state = _open(site, np.asarray(rate_per_s, float), arrivals_cv2, deployment.plan.dp, fits >= 1.0)
+    return state if s is None else _per_token(state, outputs, s.shares)
+
+
+def _per_token(state: SteadyState, outputs: Lengths, shares: Array) -> SteadyState:
+    """A state whose TPOT is that of cycles, in tokens; requests of one length need more or fewer cycles."""
+    later, tpot = np.maximum(np.asarray(outputs.mean, float) - 1.0, 1.0), state.tpot
+    cycles = expected_cycles(later, shares)
+    per, sd = cycles / later, np.hypot(tpot.sd_s, tpot.mean * cycles_spread(later, shares) / cycles)
+    return replace(state, tpot=Spread(tpot.floor_s * per, tpot.mean_s * per, sd * per), osl=outputs.mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +353,12 @@ class Site:
     cached: Array
     cap: Array
     padding: float = 0.0  # a batch that comes and goes is, on average, padded by half the distance of two graphs
+    grown: float = 1.0  # tokens that a step brings a sequence; outputs count steps
 
     def load(self, batch: Array) -> Load:
         """What `batch` such requests ask of it."""
         new, o = np.maximum(self.prompts.mean - self.cached, 1.0), self.outputs
-        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, self.padding)
+        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, self.padding, self.grown)
 
 
 def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasible: Array) -> SteadyState:
@@ -489,7 +507,7 @@ def _picked(site: Site, where: np.ndarray) -> Site:
         return replace(record, **{f.name: chosen(getattr(record, f.name)) for f in fields(record)})
 
     rows = each(site.rules), each(site.prompts), each(site.outputs)
-    return Site(site.table, *rows, chosen(site.cached), chosen(site.cap), site.padding)
+    return Site(site.table, *rows, chosen(site.cached), chosen(site.cap), site.padding, site.grown)
 
 
 def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array) -> Spread:

@@ -56,9 +56,20 @@ TOKENS, BATCHES, CONTEXTS, PROMPTS, PASTS = Axis(4, 20), Axis(2, 14), Axis(1, 22
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTable:
+    """Seconds of a cycle of speculation beside its verification: drafting, and the host's part."""
+
+    cycle_s: np.ndarray  # [1, BATCHES, CONTEXTS]
+    alone_s: float  # where nothing decodes: one pass
+    prompt_s: np.ndarray  # [1, PROMPTS, PASTS], what one prompt adds
+    prompt_more_s: np.ndarray  # [1, PROMPTS, PASTS], each further prompt
+
+
+@dataclass(frozen=True, slots=True)
 class StepTable:
     """Seconds of any step of one rank's share of a deployment: some sequences decode beside some prompt tokens.
 
+    Where the deployment speculates a step is a cycle: `verified` tokens of every sequence, and drafting them.
     All arguments count sequences and tokens of ONE attention-data-parallel rank; others are assumed to do the same.
     With pipeline stages a step is a round trip of all micro-batches. Times have a leading axis of `lanes`: one where
     kernels follow one another, more where a schedule lets resources overlap.
@@ -83,6 +94,8 @@ class StepTable:
     graph_tokens: float  # steps of at most so many tokens pay neither
     graph_batch: float  # decode batches are padded to multiples of this
     decode_launch_s: float  # least time of a decode step: 0 where a graph holds its kernels
+    verified: float = 1.0  # tokens of a decoding sequence in a step
+    drafts: DraftTable | None = None
 
     def tokens(self, tokens: Array) -> Array:
         """Lanes of everything that counts tokens only."""
@@ -111,7 +124,9 @@ class StepTable:
 
     def decode(self, batch: Array, context: Array, padding: Array = 0.0) -> Array:
         """Seconds of a step of `batch` decodes over `context` cached tokens each, its graph made for `padding` more."""
-        return self.replayed(self.combined(_sum(self.tokens(batch + padding), self.fixed(batch, context))))
+        place = CONTEXTS.place(context)
+        lanes = _sum(self.tokens(self.verified * batch + padding), self.fixed_at(batch, place))
+        return self.replayed(self.combined(lanes)) + self.drafting(batch, place)
 
     def replayed(self, seconds: Array) -> Array:
         """Seconds of a step without prompts: where no graph holds it, the host launches its kernels one by one."""
@@ -120,7 +135,25 @@ class StepTable:
     def beside(self, batch: Array, context: Array, new: Array, past: Array, padding: Array = 0.0) -> Steps:
         """Steps in which prompts of `new` tokens over `past` run beside `batch` decodes (0: alone)."""
         prompts, place = self.prompts(new, past), CONTEXTS.place(context)
-        return Steps(self, batch, place, self.fixed_at(batch, place), np.asarray(new, float), *prompts, padding)
+        fixed, drafting = self.fixed_at(batch, place), self.drafting(batch, place)
+        return Steps(
+            self, batch, place, fixed, np.asarray(new, float), *prompts, padding, drafting, self.reading(new, past)
+        )
+
+    def drafting(self, batch: Array, context: tuple[np.ndarray, np.ndarray]) -> Array:
+        """Seconds of drafting for `batch` decodes; `context`: its place on CONTEXTS."""
+        if self.drafts is None:
+            return 0.0
+        batch = np.asarray(batch, float)
+        seconds = _bilinear(self.drafts.cycle_s, BATCHES.place(batch), context)[0]
+        return np.where(batch > 0, seconds, self.drafts.alone_s)
+
+    def reading(self, new: Array, past: Array) -> tuple[Array, Array]:
+        """Seconds that a drafter needs for a prompt of `new` tokens over `past`, and for each further one."""
+        if self.drafts is None:
+            return 0.0, 0.0
+        at = PROMPTS.place(np.asarray(new, float)), PASTS.place(np.asarray(past, float))
+        return tuple(_bilinear(t, *at)[0] for t in (self.drafts.prompt_s, self.drafts.prompt_more_s))
 
     def fixed(self, batch: Array, context: Array) -> Array:
         """Lanes of what decodes add to a step beside their tokens; of none: the head alone."""
@@ -149,15 +182,20 @@ class Steps:
     first: Array  # lanes of a prompt's attention
     more: Array
     padding: Array = 0.0  # tokens of a batch that a graph is made for but nobody sent
+    drafting: Array = 0.0  # seconds of speculation for the batch
+    reading: tuple[Array, Array] = (0.0, 0.0)  # and for a prompt, and each further one
 
     def at(self, batch: Array) -> Steps:
         """The same prompts beside another batch."""
-        return replace(self, batch=batch, fixed=self.table.fixed_at(batch, self.context))
+        t = self.table
+        return replace(
+            self, batch=batch, fixed=t.fixed_at(batch, self.context), drafting=t.drafting(batch, self.context)
+        )
 
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
-        tokens = self.table.tokens(self.batch + self.padding)
-        return self.table.replayed(self.table.combined(_sum(tokens, self.fixed)))
+        tokens = self.table.tokens(self.table.verified * self.batch + self.padding)
+        return self.table.replayed(self.table.combined(_sum(tokens, self.fixed))) + self.drafting
 
     def with_prompts_s(self, prompts: Array) -> Array:
         """Seconds of a step that `prompts` prompts join; a fraction is a chunk of a longer prompt, at its average cost.
@@ -165,12 +203,16 @@ class Steps:
         Formula:  max(tokens(b + k x) + head(b) + attention + layers t_layer, launches t_launch); a step of at most
                   graph_tokens pays neither t_layer nor launches
         """
-        tokens = self.batch + self.padding + prompts * self.new
+        tokens = self.table.verified * self.batch + self.padding + prompts * self.new
         lanes = _sum(self.table.tokens(tokens), self.fixed, _times(self.first, np.minimum(prompts, 1.0)))
         if np.any(prompts > 1.0):
             lanes = _sum(lanes, _times(self.more, np.maximum(prompts - 1.0, 0.0)))
         seconds = self.table.combined(lanes)
-        return np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
+        seconds = np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
+        if self.table.drafts is None:
+            return seconds
+        first, more = self.reading
+        return seconds + self.drafting + first * np.minimum(prompts, 1.0) + more * np.maximum(prompts - 1.0, 0.0)
 
 
 def launch_factor(deployment: Deployment) -> float:
@@ -209,12 +251,12 @@ def _tabulated(deployment: Deployment) -> StepTable:
     kernels = step_launches(x.op for x in one.times)
     prompt = lanes("attention", Sequences(float(dp), p[:, None], past))
     many = lanes("attention", Sequences(MANY * dp, p[:, None], past))
-    head = lanes("head", Sequences(b * dp, 1.0, 1.0))
+    head = lanes("head", deployment.decoding(b * dp, 1.0))
     return StepTable(
         profile.schedule,
         lanes("tokens", every) * _waiting(deployment, every),
-        head,
-        head[..., None] + lanes("attention", Sequences(b[:, None] * dp, 1.0, c)),
+        lanes("head", Sequences(b * dp, 1.0, 1.0)),
+        head[..., None] + lanes("attention", deployment.decoding(b[:, None] * dp, c)),
         prompt,
         (many - prompt) / (MANY - 1.0),
         float(pp),
@@ -225,7 +267,26 @@ def _tabulated(deployment: Deployment) -> StepTable:
         float(profile.graph_tokens),
         float(profile.graph_batch),
         0.0 if graphs else profile.launch_s * step_launches(x.op for x in deployment.step(every_one).times),
+        1.0 if deployment.speculation is None else float(deployment.speculation.verified),
+        None if deployment.speculation is None else _drafts(deployment),
     )
+
+
+def _drafts(deployment: Deployment) -> DraftTable:
+    """What speculation takes beside verifying.
+
+    Prompts run through the drafter's first pass beside the tokens that were accepted, so that they add to it what a
+    pass over them takes beyond one over a single token.
+    """
+    s, dp = deployment.speculation, deployment.plan.dp
+    b, c, p, past = BATCHES.points[:, None] * dp, CONTEXTS.points, PROMPTS.points[:, None], PASTS.points
+    shape = np.broadcast_shapes(p.shape, past.shape)
+    alone = float(s.prompt_s(deployment, Sequences(float(dp), 1.0, 0.0)))
+    one, many = (
+        np.broadcast_to(s.prompt_s(deployment, Sequences(n * dp, p, past)), shape)[None] for n in (1.0, MANY)
+    )  # fmt: skip
+    cycle = np.broadcast_to(s.cycle_s(deployment, b, c), np.broadcast_shapes(b.shape, c.shape))[None]
+    return DraftTable(cycle, alone, np.maximum(one - alone, 0.0), np.maximum(many - one, 0.0) / (MANY - 1.0))
 
 
 def _part(op: Op) -> str:

@@ -4,6 +4,7 @@
 """
 
 from roofline.simulation.costs import StepCosts, tabulate
+from roofline.simulation.cycles import Cycles
 from roofline.simulation.deployed import deployed
 from roofline.simulation.engine import Link, Pool, simulate
 from roofline.simulation.result import Result, Span
@@ -13,6 +14,7 @@ from roofline.simulation.trace import Trace, bursty, closed_loop, constant, mult
 
 __all__ = [
     "CacheAware",
+    "Cycles",
     "FreshWarm",
     "LeastLoaded",
     "Link",

@@ -33,6 +33,7 @@ class StepCosts:
     eager_s: float = 0.0  # per prompt step outside a CUDA graph: host work that does not scale
     launch_floor_s: float = 0.0  # kernels of such a step, launched one by one
     graph_tokens: int = 0  # prompt steps of at most so many tokens run in a graph: neither of the two
+    verified: int = 1  # tokens of a decoding sequence in a step: more than one where drafts are verified
     max_error: float = 0.0  # largest and median relative error of the table, where it was made from a step model
     median_error: float = 0.0
     notes: str = field(default="", compare=False)
@@ -70,7 +71,7 @@ class StepCosts:
         if not prompt_tokens:
             return seconds
         seconds += self.prompt_extra_s(batch, prompt_tokens) + self.pair_s * pairs
-        if prompt_tokens + batch <= self.graph_tokens:
+        if prompt_tokens + batch * self.verified <= self.graph_tokens:
             return seconds
         seconds += self.eager_s
         return seconds if seconds > self.launch_floor_s else self.launch_floor_s

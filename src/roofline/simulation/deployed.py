@@ -6,9 +6,10 @@ import numpy as np
 
 from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, UnsupportedError
-from roofline.memory.footprint import limits
-from roofline.serving.steps import step_table
+from roofline.serving.capacity import most_seqs
+from roofline.serving.steps import CONTEXTS, step_table
 from roofline.simulation.costs import StepCosts, tabulate
+from roofline.simulation.cycles import Cycles
 from roofline.simulation.engine import Pool
 from roofline.simulation.scheduler import Scheduler
 from roofline.simulation.trace import Trace
@@ -35,7 +36,7 @@ def scheduler_of(where: Deployment, length: float, **knobs) -> Scheduler:
         raise InfeasibleError(f"{where}: not even one request of {length:g} tokens fits beside the weights")
     block = int(knobs.get("block_tokens", memory.block_size))
     budget = int(profile.token_budget)
-    most = int(limits(memory, where.accelerator.usable_bytes)[0])
+    most = int(most_seqs(where))
     rules = {
         "name": engine.name,
         "mixed": profile.policy == "mixed",
@@ -75,8 +76,9 @@ def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler) -> StepCosts
     def step_s(batch, context, new, past):
         batch, context, new, past = np.broadcast_arrays(*(np.asarray(a, float) for a in (batch, context, new, past)))
         prompt, _ = table.prompts(np.maximum(new, 1.0), past)
-        mixed = table.combined(table.tokens(batch + new) + table.fixed(batch, context) + prompt)
-        return np.where(new > 0, mixed, table.decode(batch, context))
+        mixed = table.combined(table.tokens(table.verified * batch + new) + table.fixed(batch, context) + prompt)
+        drafting, (reading, _) = table.drafting(batch, CONTEXTS.place(context)), table.reading(new, past)
+        return np.where(new > 0, mixed + drafting + reading, table.decode(batch, context))
 
     low, high = float(trace.isl.min()), float((trace.isl + trace.osl).max())
     most = min(float(scheduler.token_budget), float(trace.isl.max()) * scheduler.max_seqs)
@@ -86,11 +88,14 @@ def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler) -> StepCosts
     )  # fmt: skip
 
 
-def deployed(where: Deployment, trace: Trace, replicas: int = 1, pool: dict | None = None, **knobs) -> Pool:
+def deployed(
+    where: Deployment, trace: Trace, replicas: int = 1, pool: dict | None = None, seed: int = 0, **knobs
+) -> Pool:
     """A pool of `replicas` of a deployment for the requests of `trace`.
 
     Args:     where: what `deployment(...)` returns; trace: sets the range of lengths to tabulate; replicas; pool:
-              further fields of `Pool` (router, prefix_caching, tiers); knobs: scheduler settings, not the engine's
+              further fields of `Pool` (router, prefix_caching, tiers); seed: of what cycles of speculation yield;
+              knobs: scheduler settings, not the engine's
     Returns:  `Pool`; attention-data-parallel ranks become replicas of their own
     Assumes:  ranks need not wait for each other (they do; per-step imbalance between ranks is not simulated)
     Source:   the engine profile and the step model
@@ -100,6 +105,8 @@ def deployed(where: Deployment, trace: Trace, replicas: int = 1, pool: dict | No
         knobs = knobs | {"max_seqs": min(most, trace.concurrency)}
     scheduler = scheduler_of(where, _typical(trace), **knobs)
     fields = {"replicas": replicas * where.plan.dp} | (pool or {})
+    if where.speculation is not None:
+        fields |= {"cycles": Cycles(where.speculation.shares, seed)}
     return Pool(costs_of(where, trace, scheduler), scheduler, **fields)
 
 

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 from roofline.errors import InputError, check_number
 from roofline.serving.tiers import KVTiers, fetch_s
 from roofline.simulation.costs import StepCosts
+from roofline.simulation.cycles import Cycles
 from roofline.simulation.replica import Log, Replica
 from roofline.simulation.result import Result, collect
 from roofline.simulation.routing import CacheAware, FreshWarm, LeastLoaded, RoundRobin
@@ -31,6 +34,7 @@ class Pool:
 
     `prefix_caching` keeps prompt blocks in the KV pool of each replica (scheduler.kv_blocks), the least recent evicted.
     `tiers` is called once a replica and returns its tiers below the GPU; one object each time is a common store.
+    With `cycles` a decode step is a cycle of speculation: `costs` are then those of cycles, by tokens of context.
     """
 
     costs: StepCosts
@@ -39,6 +43,7 @@ class Pool:
     router: Router = field(default_factory=RoundRobin)
     prefix_caching: bool = False
     tiers: Callable[[], KVTiers] | None = None
+    cycles: Cycles | None = None
 
     def __post_init__(self):
         check_number("replicas", self.replicas, low=1, integer=True)
@@ -51,10 +56,21 @@ class Pool:
 
     def start(self, log: Log) -> list[Replica]:
         """Fresh replicas that write to `log`."""
+        costs, rules = self.costs, self.scheduler
+        if self.cycles is not None:
+            costs, rules = self.cycles.counted(costs, rules)
         return [
-            Replica(self.costs, self.scheduler, log, r, self.tiers() if self.tiers else None, self.prefix_caching)
+            Replica(costs, rules, log, r, self.tiers() if self.tiers else None, self.prefix_caching)
             for r in range(self.replicas)
         ]
+
+    def log(self, trace: Trace, only_prompts: bool = False, **how: bool) -> Log:
+        """An empty log of the requests of `trace`: what they ask of this pool."""
+        osl = np.ones_like(trace.osl) if only_prompts else trace.osl
+        each = 1.0 if self.cycles is None else self.cycles.tokens
+        steps = osl if self.cycles is None else self.cycles.steps(osl)
+        cached = None if trace.cached is None or how.get("handed") else trace.cached.tolist()
+        return Log(trace.isl.tolist(), steps.tolist(), cached, trace.block_ids, trace.block_tokens, each, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +114,25 @@ def simulate(
     """
     if (decode is None) != (link is None):
         raise InputError("disaggregation needs both: decode=Pool(...) and link=Link(...)")
-    isl, osl = trace.isl.tolist(), trace.osl.tolist()
-    cached = trace.cached.tolist() if trace.cached is not None else None
-    whole = decode is None
-    log = Log(isl, osl if whole else [1] * len(isl), cached, trace.block_ids, trace.block_tokens, timeline=timeline)
+    requests, whole = len(trace), decode is None
+    log = pool.log(trace, only_prompts=not whole, timeline=timeline)
     if not whole:  # the decode pool's front end is the one that users see
         pool = dataclasses.replace(pool, scheduler=dataclasses.replace(pool.scheduler, emit_steps=0.0))
     replicas = pool.start(log)
     last_log, last = log, []
     if not whole:
         silent = {"tokenizer_s_per_token": 0.0, "tokenizer_s_per_request": 0.0, "front_end_s": 0.0, "cold_start_s": 0.0}
-        last_log = Log(isl, osl, None, trace.block_ids, trace.block_tokens, handed=True, timeline=timeline)
+        last_log = decode.log(trace, handed=True, timeline=timeline)
         last = dataclasses.replace(decode, scheduler=dataclasses.replace(decode.scheduler, **silent)).start(last_log)
     for replica in (*replicas[:1], *last[:1]):
         if math.isfinite(replica.scheduler.kv_blocks):
-            for i in range(len(isl)):
+            for i in range(requests):
                 replica.check(i)
     if progress is not None:
-        every = max(1, len(isl) // 100)
+        every = max(1, requests // 100)
         for replica in last or replicas:
             replica.tick, replica.tick_every = every, every
-            replica.on_tick = lambda done: progress(done, len(isl))
+            replica.on_tick = lambda done: progress(done, requests)
     complete = True
     try:
         apart = trace.concurrency is None and not pool.router.looks and pool.tiers is None
@@ -127,7 +141,7 @@ def simulate(
         else:
             _together(trace, replicas, pool.router, last, decode.router if decode else None, link)
         if progress is not None:
-            progress(last_log.done, len(isl))
+            progress(last_log.done, requests)
     except KeyboardInterrupt:
         complete = False
     return collect(trace, log, last_log, replicas, last, complete)

@@ -29,12 +29,14 @@ class Log:
     """What happened to each request, as plain lists that replicas share and write in place."""
 
     __slots__ = ("admitted", "cached", "chunks", "decodes", "done", "finish", "first", "gap_count", "gap_s", "handed",
-                 "hit_blocks", "hits", "ids", "ids_tokens", "isl", "osl", "preempted", "prefilled", "ready",
-                 "replica", "seen", "sent")  # fmt: skip
+                 "held", "hit_blocks", "hits", "ids", "ids_tokens", "isl", "osl", "preempted", "prefilled", "ready",
+                 "replica", "seen", "sent", "step_tokens")  # fmt: skip
 
-    def __init__(self, isl, osl, cached=None, ids=None, ids_tokens=0, handed=False, timeline=False):
+    def __init__(self, isl, osl, cached=None, ids=None, ids_tokens=0, step_tokens=1.0, handed=False, timeline=False):
         n = len(isl)
-        self.isl, self.osl = list(isl), list(osl)
+        self.isl, self.osl = list(isl), list(osl)  # tokens of the prompt, steps of the answer
+        self.step_tokens = step_tokens  # of an answer; contexts and KV are counted in units of it
+        self.held = self.isl if step_tokens == 1.0 else [max(round(x / step_tokens), 1) for x in isl]
         self.cached = list(cached) if cached is not None else [0] * n  # tokens known to be cached, before the run
         self.ids, self.ids_tokens = ids, ids_tokens
         self.handed = handed  # prompts arrive with their KV and first token (decode pool)
@@ -70,7 +72,7 @@ class Replica:
             raise InputError("prefix caching needs block ids in the trace (column hash_ids)")
         self.costs, self.scheduler, self.log, self.index, self.tiers = costs, scheduler, log, index, tiers
         self.cache = PrefixCache(on_evict=tiers.demote if tiers is not None else None) if caching else None
-        if caching and log.ids_tokens % scheduler.block_tokens:
+        if caching and log.step_tokens == 1.0 and log.ids_tokens % scheduler.block_tokens:
             raise InputError(
                 f"prefix blocks of {log.ids_tokens} tokens are not a multiple of block_tokens {scheduler.block_tokens}"
             )
@@ -160,13 +162,12 @@ class Replica:
     def check(self, i: int) -> None:
         """Raise InfeasibleError if request i could not run even alone."""
         rules, log = self.scheduler, self.log
-        shared = len(log.ids[i]) * log.ids_tokens if self.cache is not None else 0
-        tokens = max(log.isl[i] - shared, 0) + log.osl[i]
-        need = rules.request_blocks(shared) + rules.request_blocks(tokens)
+        shared = len(log.ids[i]) * log.ids_tokens / log.step_tokens if self.cache is not None else 0
+        need = rules.request_blocks(shared) + rules.request_blocks(self._private_prompt(i) + log.osl[i])
         if need > rules.kv_blocks:
             raise InfeasibleError(
-                f"request {i} ({log.isl[i]} prompt and {log.osl[i]} output tokens) needs {need} KV blocks of "
-                f"{rules.block_tokens} tokens; the replica has {rules.kv_blocks:g}"
+                f"request {i} ({log.isl[i]} prompt and {log.osl[i] * log.step_tokens:.0f} output tokens) needs {need} "
+                f"KV blocks of {rules.block_tokens * log.step_tokens:.3g} tokens; the replica has {rules.kv_blocks:g}"
             )
 
     def advance(self, until: float = math.inf, stop_at_finish: bool = False) -> list[tuple[int, float]]:
@@ -175,11 +176,17 @@ class Replica:
         With `stop_at_finish` it returns as soon as some finish.
         """
         log, rules, costs, cache, tiers = self.log, self.scheduler, self.costs, self.cache, self.tiers
-        isl, osl, cached, hits, prefilled = log.isl, log.osl, log.cached, log.hits, log.prefilled
+        isl, held_, osl, cached, hits, prefilled = log.isl, log.held, log.osl, log.cached, log.hits, log.prefilled
         sent_s, ready, seen, admitted, first, finish = (
             log.sent, log.ready, log.seen, log.admitted, log.first, log.finish)  # fmt: skip
         gap_s, gap_count, chunks, decodes, handed = log.gap_s, log.gap_count, log.chunks, log.decodes, log.handed
-        base, kv, step_s = costs.base_s, costs.kv_s, costs.step_s
+        base, kv, step_s, verified, step_tokens = (
+            costs.base_s,
+            costs.kv_s,
+            costs.step_s,
+            costs.verified,
+            log.step_tokens,
+        )
         mixed, chunked, continuous, late = rules.mixed, rules.chunked, rules.continuous, rules.seen_late
         budget, max_seqs, poll, hold = rules.token_budget, rules.max_seqs, rules.poll_steps, rules.hold_steps
         hold_tokens = rules.hold_ratio * budget
@@ -192,7 +199,7 @@ class Replica:
             rules.tokenizer_s_per_token / rules.tokenizers,
             rules.front_end_s,
         )
-        shared_blocks = log.ids_tokens // block if cache is not None else 0
+        shared_blocks = log.ids_tokens / (block * step_tokens) if cache is not None else 0
         pinned = cache.pinned if cache is not None else ()
         n_requests, index = len(isl), self.index
 
@@ -253,7 +260,7 @@ class Replica:
                             heapify(running)
                             assert victim_finish > s, "a finished request cannot be preempted"
                             own = self._private_prompt(victim) + got - 1
-                            ctx -= isl[victim] + got - 1
+                            ctx -= held_[victim] + got - 1
                             private -= own
                             residues[(own - s) % block] -= 1
                             b -= 1
@@ -270,7 +277,7 @@ class Replica:
                 tokens = 0
                 release = waiting and not preempted and (continuous or not running) and b < max_seqs
                 if release and hold and running and held < hold:
-                    total = b
+                    total = b * verified
                     for i in waiting:
                         total += isl[i] - max(cached[i], self.expected_hits.get(i, 0))
                         if total >= hold_tokens:
@@ -285,7 +292,7 @@ class Replica:
                         now = start
                         continue
                 if partial >= 0 or release:
-                    room = budget - b if mixed else budget
+                    room = budget - b * verified if mixed else budget
                     seats = b
                     pairs = 0.0
                     parts = []
@@ -293,7 +300,7 @@ class Replica:
                     if partial >= 0:
                         x = left if left < room else room
                         if x > 0:
-                            past = isl[partial] + generated.get(partial, 0) - left
+                            past = isl[partial] + int(generated.get(partial, 0) * step_tokens) - left
                             pairs = x * (x + 2 * past)
                             tokens = x
                             left -= x
@@ -321,8 +328,8 @@ class Replica:
                                 fresh = (len(ids) - sum(block_id in pinned for block_id in ids)) * shared_blocks
                                 own = self._private_prompt(i)
                             else:
-                                past, fresh, own = cached[i], 0, isl[i]
-                            total = isl[i] + got
+                                past, fresh, own = cached[i], 0, held_[i]
+                            total = isl[i] + int(got * step_tokens)
                             x = total - past
                             if x < 1:
                                 x, past = 1, total - 1  # the last token is computed again: its logits are wanted
@@ -416,7 +423,7 @@ class Replica:
                                     first[i] = now + emit
                             end = s - got - 1 + osl[i]
                             heappush(running, end * n_requests + i)
-                            total = isl[i] + got
+                            total = held_[i] + got
                             ctx += total
                             if end > s:
                                 joined += 1
@@ -519,14 +526,14 @@ class Replica:
                         done += 1
                         if continuous:
                             b -= 1
-                            ctx -= isl[i] + osl[i] - 1
+                            ctx -= held_[i] + osl[i] - 1
                         if grows or cache is not None:
-                            own = (isl[i] if cache is None else self._private_prompt(i)) + osl[i] - 1
+                            own = (held_[i] if cache is None else self._private_prompt(i)) + osl[i] - 1
                             private -= own
                             residues[(own - s) % block] -= 1
                             birth.pop(i, None)
                         if reserves:
-                            own = isl[i] if cache is None else self._private_prompt(i)
+                            own = held_[i] if cache is None else self._private_prompt(i)
                             reserved -= -((-own - osl[i]) // block)
                         if cache is not None:
                             cache.release(log.ids[i])
@@ -565,9 +572,12 @@ class Replica:
         return finished
 
     def _private_prompt(self, i: int) -> int:
-        """Prompt tokens of request i outside the shared prefix blocks."""
+        """What request i holds of its prompt outside the shared prefix blocks."""
         log = self.log
-        return log.isl[i] if self.cache is None else max(log.isl[i] - len(log.ids[i]) * log.ids_tokens, 0)
+        if self.cache is None:
+            return log.held[i]
+        own = max(log.isl[i] - len(log.ids[i]) * log.ids_tokens, 0)
+        return own if log.step_tokens == 1.0 else round(own / log.step_tokens)
 
     def _parked_blocks(self, i: int) -> int:
         """KV blocks of the partly prefilled prompt, which is not in the running batch yet."""

@@ -5,13 +5,17 @@ from roofline.speculative.acceptance import (
     ByPosition,
     TokenTree,
     acceptance_of,
+    cycles_spread,
+    drawn_cycles,
     expected_by_position,
+    expected_cycles,
     expected_tokens,
     ranked_rates,
     walltime_factor,
+    yield_shares,
 )
 from roofline.speculative.cycle import (
-    Speculation,
+    Cycle,
     best_draft_length,
     break_even_batch,
     kv_tokens,
@@ -29,10 +33,12 @@ from roofline.speculative.drafters import (
     eagle3,
     mtp,
 )
+from roofline.speculative.setting import Speculation, speculating
 
 __all__ = [
     "Acceptance",
     "ByPosition",
+    "Cycle",
     "DraftHead",
     "DraftModel",
     "Drafter",
@@ -43,15 +49,20 @@ __all__ = [
     "acceptance_of",
     "best_draft_length",
     "break_even_batch",
+    "cycles_spread",
     "drafter_named",
+    "drawn_cycles",
     "eagle",
     "eagle3",
     "expected_by_position",
+    "expected_cycles",
     "expected_tokens",
     "kv_tokens",
     "most_sequences",
     "mtp",
     "ranked_rates",
     "speculate",
+    "speculating",
     "walltime_factor",
+    "yield_shares",
 ]

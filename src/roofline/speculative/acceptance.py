@@ -112,6 +112,78 @@ def tokens_of(acceptance: Acceptance, drafts: Array) -> Array:
     return acceptance.tokens(drafts) if isinstance(acceptance, ByPosition) else expected_tokens(acceptance, drafts)
 
 
+def yield_shares(acceptance: Acceptance, drafts: int) -> np.ndarray:
+    """Return how likely each number of tokens of one verification is: of 1, 2, .. drafts + 1 tokens.
+
+    Formula:  P(T = j) = r_(j-1) - r_j;  r_i, the share of verifications that accept draft i: a^i, or measured; r_0 = 1
+    Args:     acceptance [-] of each draft, or `ByPosition`; drafts k [tokens], a whole number
+    Returns:  [k + 1] shares that add up to 1
+    Assumes:  as `expected_tokens`
+    Error:    none as algebra
+    Source:   definition of the distribution
+
+    >>> yield_shares(0.5, 2).tolist()
+    [0.5, 0.25, 0.25]
+    """
+    reached = np.diff([tokens_of(acceptance, float(i)) for i in range(drafts + 1)], prepend=0.0)
+    if np.any(np.diff(reached) > 1e-9):
+        raise InputError("acceptance: a later draft cannot be accepted more often than the one before it")
+    return np.maximum(-np.diff(np.append(reached, 0.0)), 0.0)
+
+
+def expected_cycles(tokens: Array, shares: Array) -> Array:
+    """Return the mean number of verifications until at least `tokens` tokens are there.
+
+    Formula:  max((n + w) / E, 1), 0 for n = 0;  w = (E[T^2] - E[T]) / (2 E[T]): mean tokens beyond the last wanted one
+    Args:     tokens n [tokens]; shares [-] of T = 1, 2, .. tokens, see `yield_shares`
+    Returns:  [-]
+    Assumes:  verifications are independent; n above a few k (the renewal theorem's limit)
+    Error:    1 % from n = 2 (k + 1) on; half a cycle where nearly all cycles yield the same
+    Source:   renewal theory: Cox 1962, mean of the residual life
+
+    >>> float(expected_cycles(100.0, [1.0])), float(expected_cycles(99.0, [0.0, 0.0, 1.0]))
+    (100.0, 33.333333333333336)
+    """
+    n, p = np.asarray(tokens, float), np.asarray(shares, float)
+    values = np.arange(1.0, p.size + 1.0)
+    mean, square = p @ values, p @ values**2
+    return np.where(n > 0.0, np.maximum((n + (square / mean - 1.0) / 2.0) / mean, 1.0), 0.0)[()]
+
+
+def cycles_spread(tokens: Array, shares: Array) -> Array:
+    """Return the standard deviation of the number of verifications until `tokens` tokens are there.
+
+    Formula:  sqrt(n Var[T] / E[T]^3)
+    Args:     as `expected_cycles`
+    Returns:  [-]
+    Assumes:  as `expected_cycles`
+    Error:    the limit of many cycles
+    Source:   renewal theory: Cox 1962
+    """
+    p = np.asarray(shares, float)
+    values = np.arange(1.0, p.size + 1.0)
+    mean, square = p @ values, p @ values**2
+    return np.sqrt(np.asarray(tokens, float) * np.maximum(square - mean**2, 0.0) / mean**3)
+
+
+def drawn_cycles(tokens: np.ndarray, shares: Array, rng: np.random.Generator) -> np.ndarray:
+    """Draw for each of many requests how many verifications bring its tokens.
+
+    Formula:  m = ceil(n / (k + 1)) cycles are needed in any case: what they yield is multinomial; again for the rest
+    Args:     tokens n [tokens] of each request, whole numbers; shares [-] as `expected_cycles`
+    Returns:  whole numbers, 0 where no token is wanted
+    Source:   definition; exact
+    """
+    p = np.asarray(shares, float)
+    values = np.arange(1, p.size + 1)
+    left, drawn = np.array(tokens, np.int64), np.zeros(np.shape(tokens), np.int64)
+    while (open_ := np.flatnonzero(left > 0)).size:
+        sure = -(-left[open_] // p.size)
+        left[open_] -= rng.multinomial(sure, p / p.sum()) @ values
+        drawn[open_] += sure
+    return drawn
+
+
 @dataclass(frozen=True)
 class TokenTree:
     """Drafts that are verified together as a tree: node (0, 2) is the third candidate after the first candidate."""

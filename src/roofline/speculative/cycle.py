@@ -3,7 +3,7 @@ batch from which on it no longer pays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,14 +12,15 @@ from roofline.deployment import Deployment
 from roofline.errors import InputError
 from roofline.speculative.acceptance import Acceptance, ByPosition, TokenTree, tokens_of
 from roofline.speculative.drafters import Drafter, Round
+from roofline.speculative.setting import Speculation, fixed_s
 from roofline.workload import verify
 
 PER_OCTAVE = 4  # batches that are looked at between one and its double
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
-    """A cycle: drafts are made and verified, `tokens` come out for each sequence. Seconds; every field broadcasts."""
+class Cycle:
+    """Drafts are made and verified, `tokens` come out for each sequence. Seconds; every field broadcasts."""
 
     batch: Array
     drafts: Array  # verified beside the token before them
@@ -71,7 +72,7 @@ def speculate(
     acceptance: Acceptance | None = None,
     tokens: Array | None = None,
     beyond_s: Array = 0.0,
-) -> Speculation:
+) -> Cycle:
     """Return what a cycle of speculation takes and yields on a replica.
 
     Formula:  cycle = draft + V(k) + t_cycle + b t_sequence;  V(k) = step of b sequences with k + 1 new tokens each
@@ -80,7 +81,7 @@ def speculate(
               chain, or a tree; acceptance [-] of each draft, or `ByPosition`; or in its place tokens per cycle as
               measured (of a tree they must be given: `TokenTree.expected_tokens`); beyond_s [s]: what every step of
               the target takes beyond the model, e.g. a measured plain step less `decode_step`. Arrays broadcast
-    Returns:  Speculation
+    Returns:  Cycle
     Assumes:  every sequence of the batch drafts as much; t_cycle, t_sequence as in the engine profile
     Error:    docs/speculation.md: held out by source
     Source:   derivation; Leviathan, Kalman, Matias 2023 in the limit V(k) = V(0)
@@ -99,12 +100,12 @@ def speculate(
     most = tree.depth if tree is not None else k
     if np.any((yielded < 1.0 - 1e-9) | (yielded > most + 1.0 + 1e-9)):
         raise InputError("tokens: a cycle yields at least 1 and at most one more than can be accepted")
+    deployment = replace(deployment, speculation=None)
     plain = deployment.decode_step(b, c).total_s
     verified = deployment.pipelined(lambda micro: (verify(micro, c, k),), b).total_s
     drafting = drafter.drafting_s(deployment, Round(b, c, k, yielded, tree))
-    profile = deployment.engine.speculation
-    fixed = np.where(k > 0, profile.cycle_s + b / deployment.plan.dp * profile.sequence_s, 0.0)
-    return Speculation(*np.broadcast_arrays(b, k, yielded, drafting, verified + beyond_s, fixed, plain + beyond_s))
+    fixed = np.where(k > 0, fixed_s(deployment, b), 0.0)
+    return Cycle(*np.broadcast_arrays(b, k, yielded, drafting, verified + beyond_s, fixed, plain + beyond_s))
 
 
 def best_draft_length(
@@ -116,12 +117,12 @@ def best_draft_length(
     context: Array,
     longest: int = 16,
     beyond_s: Array = 0.0,
-) -> Speculation:
+) -> Cycle:
     """Return speculation at the draft length with the lowest TPOT; its `drafts` is 0 where plain decoding is faster.
 
     Formula:  argmin over k = 0 .. longest of cycle(k) / tokens(k)
     Args:     as `speculate`; longest [tokens]
-    Returns:  Speculation in the broadcast shape of the inputs
+    Returns:  Cycle in the broadcast shape of the inputs
     Assumes:  as `speculate`
     Error:    as `speculate`
     Source:   definition
@@ -136,7 +137,7 @@ def best_draft_length(
     every = speculate(deployment, drafter, batch=b, context=c, drafts=lengths, acceptance=accepted, beyond_s=extra)
     best = np.argmin(every.tpot_s, axis=-1)[..., None]
     fields = (every.batch, every.drafts, every.tokens, every.draft_s, every.verify_s, every.fixed_s, every.plain_s)
-    return Speculation(*(np.take_along_axis(x, best, -1)[..., 0][()] for x in fields))
+    return Cycle(*(np.take_along_axis(x, best, -1)[..., 0][()] for x in fields))
 
 
 def break_even_batch(
@@ -188,24 +189,23 @@ def kv_tokens(deployment: Deployment, drafter: Drafter, pool_bytes: Array) -> Ar
     Source:   definition
     """
     long = 2.0**30
-    plan, precision = deployment.plan, deployment.precision
-    held = [deployment.model.kv_bytes_per_sequence(n * long, plan, precision) + drafter.kv_bytes(deployment, n * long)
-            for n in (1.0, 2.0)]  # fmt: skip
-    return np.asarray(pool_bytes, float) * long / (held[1] - held[0])
+    one, two = (
+        deployment.model.kv_bytes_per_sequence(n, deployment.plan, deployment.precision) for n in (long, 2 * long)
+    )
+    own = sum(kind.layers * kind.token_bytes for kind in drafter.caches(deployment) if np.isinf(kind.window))
+    return np.asarray(pool_bytes, float) / ((two - one) / long + own)
 
 
 def most_sequences(deployment: Deployment, drafter: Drafter, *, length: Array, drafts: Array) -> Array:
     """Return how many sequences of `length` tokens fit beside the weights of target and drafter, on one rank's share.
 
-    Formula:  (KV pool - drafter's weights) / (target's + drafter's cache of length + k tokens)
+    Formula:  that of `memory.footprint`, with the drafter's weights and cache on the last stage and k slots a sequence
     Args:     length [tokens]: prompt and output together, drafts k [tokens]: slots kept for what may be accepted
     Returns:  [sequences] of one attention-data-parallel rank, at least 0
-    Assumes:  blocks without waste
+    Assumes:  as `memory.footprint`
     Error:    not measured; without a drafter the pool is that of docs/memory.md
     Source:   definition
     """
-    n = np.asarray(length, float) + drafts
-    pool = deployment.footprint(length).tightest.kv_pool - drafter.weight_bytes(deployment)
-    plan, precision = deployment.plan, deployment.precision
-    held = deployment.model.kv_bytes_per_sequence(n, plan, precision) / plan.pp + drafter.kv_bytes(deployment, n)
-    return np.maximum(np.floor(pool / held), 0.0)
+    beside = replace(Speculation(drafter, 1, 0.0).beside(deployment), slots=drafts)
+    held = np.asarray(replace(deployment, speculation=None).footprint(length, beside).max_concurrency, float)
+    return np.floor(held)[()]

@@ -15,15 +15,17 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
-from roofline.errors import InputError, SpecError
+from roofline.errors import InputError, SpecError, UnknownNameError
 from roofline.forward import on_rank, step_ops
 from roofline.layers.attention.gqa import GQA
 from roofline.layers.ffn.dense import Dense
 from roofline.layers.ffn.moe import MoE
 from roofline.layers.layer import Layer
+from roofline.memory.paging import CacheKind, cache_kinds
 from roofline.ops import ACTIVATION_BYTES, Elementwise, Gemm, Op
 from roofline.parallel import Plan, padded_vocab
 from roofline.precision import Precision, precision_named
+from roofline.specs.library import names
 from roofline.specs.model import Model
 from roofline.specs.refs import load_model
 from roofline.speculative.acceptance import TokenTree
@@ -53,11 +55,14 @@ class Drafter(Protocol):
     def drafting_s(self, target: Deployment, asked: Round) -> Array:
         """Seconds of drafting in one cycle."""
 
+    def prompt_s(self, target: Deployment, group: Sequences) -> Array:
+        """Seconds of reading prompts, so that drafts can follow them."""
+
     def weight_bytes(self, target: Deployment) -> float:
         """Weights beside the target's, on one rank."""
 
-    def kv_bytes(self, target: Deployment, length: Array) -> Array:
-        """Cache of one sequence of `length` tokens beside the target's, on one rank."""
+    def caches(self, target: Deployment) -> tuple[CacheKind, ...]:
+        """Kinds of cache beside the target's, on one rank."""
 
 
 class Sequential(ABC):
@@ -92,6 +97,18 @@ class Sequential(ABC):
             return start + sum(pass_s(float(n), float(n)) for n in asked.tree.widths[:-1])
         return start * np.minimum(asked.drafts, 1.0) + np.maximum(asked.drafts - 1.0, 0.0) * pass_s(1.0, 1.0)
 
+    def prompt_s(self, target: Deployment, group: Sequences) -> Array:
+        """Return the seconds of one pass over prompts.
+
+        Formula:  P(prompt), at least the host's time for launching a pass
+        Args:     target, group: prompts of the whole replica
+        Returns:  [s]
+        Assumes:  chunks as the target's
+        Error:    not measured
+        Source:   vLLM v1/spec_decode/eagle.py: the first pass runs over every token of the target's step
+        """
+        return np.maximum(self._pass_s(target, group), target.engine.speculation.draft_pass_s)
+
 
 @dataclass(frozen=True)
 class DraftModel(Sequential):
@@ -116,8 +133,8 @@ class DraftModel(Sequential):
     def weight_bytes(self, target: Deployment) -> float:
         return float(self.model.weight_bytes(self.deployed(target).plan, self.precision))
 
-    def kv_bytes(self, target: Deployment, length: Array) -> Array:
-        return self.model.kv_bytes_per_sequence(length, self.deployed(target).plan, self.precision)
+    def caches(self, target: Deployment) -> tuple[CacheKind, ...]:
+        return tuple(cache_kinds(self.model, self.deployed(target).plan, self.precision))
 
 
 @dataclass(frozen=True)
@@ -160,9 +177,9 @@ class DraftHead(Sequential):
         vocab += self.own_embedding * precision.of("embed").bytes(rows, self.model.hidden)
         return float(self.modules * (layers + join + vocab))
 
-    def kv_bytes(self, target: Deployment, length: Array) -> Array:
-        plan = replace(target.plan, pp=1)
-        return self.modules * self.model.kv_bytes_per_sequence(length, plan, self.precision or target.precision)
+    def caches(self, target: Deployment) -> tuple[CacheKind, ...]:
+        kinds = cache_kinds(self.model, replace(target.plan, pp=1), self.precision or target.precision)
+        return tuple(replace(kind, layers=self.modules * kind.layers) for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -199,13 +216,16 @@ class MedusaHeads:
         least = target.engine.speculation.draft_pass_s
         return np.where(np.asarray(k) > 0, np.maximum(target.timed(ops).total_s, least), 0.0)
 
+    def prompt_s(self, target: Deployment, group: Sequences) -> Array:
+        return 0.0
+
     def weight_bytes(self, target: Deployment) -> float:
         m, head = target.model, target.precision.of("head")
         rows = padded_vocab(m.vocab, target.plan.tp) / target.plan.tp
         return float(self.heads * (head.bytes(m.hidden, m.hidden) + head.bytes(rows, m.hidden)))
 
-    def kv_bytes(self, target: Deployment, length: Array) -> Array:
-        return 0.0 * np.asarray(length, float)
+    def caches(self, target: Deployment) -> tuple[CacheKind, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -231,11 +251,14 @@ class PromptLookup:
         sequences = on_rank(Sequences(asked.batch, 1.0), target.plan).count
         return np.where(np.asarray(asked.drafts) > 0, sequences * self.host_s, 0.0)
 
+    def prompt_s(self, target: Deployment, group: Sequences) -> Array:
+        return 0.0
+
     def weight_bytes(self, target: Deployment) -> float:
         return 0.0
 
-    def kv_bytes(self, target: Deployment, length: Array) -> Array:
-        return 0.0 * np.asarray(length, float)
+    def caches(self, target: Deployment) -> tuple[CacheKind, ...]:
+        return ()
 
 
 KINDS = ("eagle", "eagle-3", "medusa", "mtp", "ngram")
@@ -257,7 +280,10 @@ def drafter_named(name: str, target: Deployment, specs: str | Path | None = None
     }
     if name in kinds:
         return kinds[name]()
-    loaded = load_model(name, specs=specs)
+    try:
+        loaded = load_model(name, specs=specs)
+    except UnknownNameError:
+        raise UnknownNameError("drafter", name, [*KINDS, *names("model", specs)]) from None
     return DraftModel(loaded.model, loaded.precision or precision_named(loaded.model.native))
 
 

@@ -38,6 +38,7 @@ def sweep(
     weights: Any = None,
     kv: Any = None,
     engine: Any = "vllm",
+    speculation: Any = None,
     metrics: Iterable[str] | None = None,
     together: Iterable[str] = (),
     out: str | Path | None = None,
@@ -48,7 +49,8 @@ def sweep(
 ) -> Sweep | Stored:
     """Every combination of the inputs that are given as lists, evaluated as arrays.
 
-    Args:     model, hw, tp, pp, ep, dp, cp, weights, kv, engine: as in `estimate`, each a value or a list; isl, osl,
+    Args:     model, hw, tp, pp, ep, dp, cp, weights, kv, engine, speculation: as in `estimate`, each a value or a list
+              ('none' among others for plain decoding); isl, osl,
               and as further keywords one of batch, concurrency and rate_per_s, cached, usd_per_h and scheduler knobs
               (token_budget ...): numbers, lists or arrays; metrics: columns, see METRICS, also `ttft_p90_s` and the
               like; together: numeric names that run in pairs instead of all combinations; out: folder for a sweep
@@ -59,7 +61,7 @@ def sweep(
     Errors:   InputError, UnknownNameError
     """
     inputs = {"model": model, "hw": hw, "tp": tp, "pp": pp, "ep": ep, "dp": dp, "cp": cp, "weights": weights, "kv": kv,
-              "engine": engine, "isl": isl, "osl": osl, **numbers}  # fmt: skip
+              "engine": engine, "speculation": speculation, "isl": isl, "osl": osl, **numbers}  # fmt: skip
     points = grid_of(inputs, together, specs)
     wanted = _metrics(metrics, points)
     with Bar(progress, points.size) as told:

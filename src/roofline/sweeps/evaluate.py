@@ -16,9 +16,10 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.deployment import Deployment, deployment
 from roofline.errors import InfeasibleError, UnsupportedError
-from roofline.estimates import static_steps
+from roofline.estimates import static_steps, static_times
 from roofline.serving.steady import KNOBS, steady_state
 from roofline.specs.prices import quote
+from roofline.speculative import speculating
 from roofline.sweeps.grid import Block, Grid
 from roofline.sweeps.metrics import Answers, metric
 
@@ -59,11 +60,13 @@ class Case:
 def case_of(grid: Grid, index: int) -> Case:
     """The deployment of combination `index`."""
     chosen = dict(grid.cases[index])
+    speculation = chosen.pop("speculation")
     try:
         if isinstance(chosen["model"], Deployment):
             found = chosen["model"]
         else:
             found = deployment(chosen.pop("model"), chosen.pop("hw"), specs=grid.specs, **chosen)
+        found = speculating(found, speculation, grid.specs)
         probe(found)
     except InfeasibleError as error:
         return Case(None, reason=Reason.CANNOT_BE_CUT, message=str(error))
@@ -94,8 +97,8 @@ def answers(d: Deployment, load: str, n: dict[str, Array], usd_per_h: Array) -> 
              "tdp_w": d.accelerator.tdp_w or np.nan, "resident": resident}  # fmt: skip
     if load == "batch":
         batch = n["batch"]
-        prefill, decode = static_steps(d, batch, isl, osl, cached)
-        ttft, tpot = prefill.total_s, decode.total_s
+        steps = static_steps(d, batch, isl, osl, cached)
+        ttft, tpot = static_times(d, steps, batch, isl, osl, cached)
         e2e = ttft + (osl - 1.0) * tpot
         flags = flags | np.where(resident < batch, int(Reason.KV_FULL), 0)
         return Answers(ttft, tpot, e2e, batch * osl / e2e, **known), flags

@@ -21,7 +21,7 @@ from roofline.specs.hardware import Accelerator
 from roofline.specs.model import Model
 
 # What changes the ops themselves: one deployment each.
-STRUCTURE = ("model", "hw", "tp", "pp", "ep", "dp", "cp", "weights", "kv", "engine")
+STRUCTURE = ("model", "hw", "tp", "pp", "ep", "dp", "cp", "weights", "kv", "engine", "speculation")
 LOADS = ("batch", "concurrency", "rate_per_s")
 # What is only a number: one array axis each.
 NUMBERS = ("isl", "osl", "cached", *LOADS, "usd_per_h", *KNOBS)

@@ -18,7 +18,7 @@ from roofline.errors import InputError
 from roofline.specs.engine import Engine, engine_named
 from roofline.specs.library import build
 from roofline.specs.refs import load_model
-from roofline.speculative import Drafter, DraftModel, Speculation, TokenTree, drafter_named, speculate
+from roofline.speculative import Cycle, Drafter, DraftModel, TokenTree, drafter_named, speculate
 from roofline.speculative.drafters import KINDS
 from roofline.validation.own import FOLDER, Source
 
@@ -67,7 +67,7 @@ def predict(frame: pd.DataFrame, engines: Mapping[str, Engine] | None = None) ->
     return frame.assign(tokens=tokens, predicted=predicted, error=predicted / frame["speedup"] - 1.0)
 
 
-def cycle(row: Mapping[str, Any], engines: Mapping[str, Engine]) -> Speculation:
+def cycle(row: Mapping[str, Any], engines: Mapping[str, Engine]) -> Cycle:
     """The cycle of a row."""
     target = _target(*(row[c] for c in ("model", "hw", "weights", "tp", "dp", "ep")), row["engine"])
     if row["engine"] in engines:
