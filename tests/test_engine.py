@@ -11,7 +11,9 @@ MIB, GIB = 2.0**20, 2.0**30
 
 
 def test_all_shipped_engines():
-    assert engine_names() == ["ideal", "llama.cpp", "megakernel", "sglang", "tensorrt-llm", "transformers", "vllm"]
+    assert engine_names() == [
+        "exllamav2", "ideal", "llama.cpp", "megakernel", "sglang", "tensorrt-llm", "transformers", "vllm",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", engine_names())

@@ -22,6 +22,7 @@ from roofline.errors import InputError
 from roofline.kernels.chip import Chip
 from roofline.kernels.collective import (
     IDENTITY,
+    STAGED,
     CollectiveConstants,
     collective_latency,
     collective_time,
@@ -52,6 +53,7 @@ def test_wire_bytes():
     assert wire_bytes("all_reduce", 8e6, 8) == 14e6
     assert [wire_bytes(k, 8e6, 8) for k in ("all_gather", "reduce_scatter", "alltoall")] == [7e6] * 3
     assert wire_bytes("send", 8e6, 2) == 8e6
+    assert wire_bytes("host_gather", 8e6, 8) == 9e6  # 1 MB to the host, all 8 back
     with pytest.raises(InputError, match="allowed: all_reduce"):
         wire_bytes("gossip", 1.0, 2)
 
@@ -101,6 +103,28 @@ def test_mesh_uses_only_the_links_between_the_ranks():
     time = lambda n: collective_time("all_gather", 8e9, n, chip=mesh, constants=IDENTITY)  # noqa: E731
     assert time(2) == pytest.approx(4e9 / 64e9)  # one link
     assert time(8) == pytest.approx(7e9 / (7 * 64e9))  # all seven
+
+
+# NCCL between cards without peer access: line rate of a card's PCIe [B/s], ranks, message [B], measured [s].
+STAGED_ROWS = [
+    # Anthony-Hoo.github.io, posts/AutoDL_Multi-GPU_Interconnection_Test.md: two RTX 2080 Ti, PCIe 3.0 x16, one switch
+    (15.75e9, 2, 8, 12.25e-6), (15.75e9, 2, 16384, 17.1e-6), (15.75e9, 2, 1 << 20, 279.5e-6),
+    (15.75e9, 2, 1 << 27, 33.59e-3),
+    # NVIDIA/nccl-tests 287: four RTX 5090, PCIe 5.0 x16, EPYC Genoa
+    (63e9, 4, 8, 15.6e-6), (63e9, 4, 16384, 31.06e-6), (63e9, 4, 1 << 20, 93.45e-6), (63e9, 4, 1 << 27, 7.384e-3),
+    # zhihu.com/question/654832546: 4096 tokens of Llama 3 70B over four cards, PCIe 4.0 x16
+    (31.5e9, 4, 4096 * 8192 * 2, 11.369e-3),
+]  # fmt: skip
+
+
+def test_all_reduces_through_host_memory():
+    """Round constants between these rows and copy tests: each within a factor of 1.7, all of them together unbiased."""
+    errors = [
+        collective_time("all_reduce", b, n, chip=Chip(1e12, link_bytes_per_s=link), constants=STAGED) / seconds
+        for link, n, b, seconds in STAGED_ROWS
+    ]
+    assert max(errors) < 1.7 and min(errors) > 1 / 1.7
+    assert np.exp(np.mean(np.log(errors))) == pytest.approx(1.0, abs=0.15)
 
 
 def test_calibration_recovers_made_up_constants_and_pools_own_libraries():

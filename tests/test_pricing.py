@@ -8,10 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.deployment import deployment
-from roofline.ops import Experts
+from roofline.errors import UnsupportedError
+from roofline.machine import machine
+from roofline.ops import COLLECTIVES, Collective, Experts
+from roofline.parallel import Plan
+from roofline.pricing import op_times
 from roofline.pricing.matmul import received
+from roofline.specs.engine import engine_named, engine_names
+from roofline.specs.library import hardware
 from roofline.workload import decode, prefill
 
+ONE = Plan()
 CASES = {
     "dense": ("llama-3.1-70b", {"hw": "h100-sxm", "tp": 4}),
     "mla moe": ("deepseek-r1", {"hw": "h200-sxm", "tp": 8}),
@@ -59,6 +66,65 @@ def test_a_cold_prompt_is_never_faster_than_its_flops():
     for engine in ("ideal", "vllm", "megakernel"):
         d = deployment("llama-3.1-70b", "h100-sxm", tp=4, weights="bf16", engine=engine)
         assert float(d.prefill_step(1.0, 16384.0).total_s) > bound
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(COLLECTIVES), st.floats(1.0, 1e9), st.sampled_from(engine_names()),
+    st.sampled_from(["rtx-3090", "rtx-4090", "rtx-5090", "l40s"]),
+)  # fmt: skip
+def test_a_pair_with_peer_access_is_never_slower_than_through_its_host(kind, message, engine, card):
+    """Of two cards; on more, peer access can be the slower way: NVIDIA/nccl-tests issue 74, NVIDIA/nccl issue 1817."""
+    op, seconds = Collective("c", kind, message, 2), []
+    for peer in (True, False):
+        pair = machine(hardware(card, overrides={"host.peer_to_peer": peer}), engine_named(engine))
+        seconds.append(float(op_times([op], pair, ONE)[0].total_s))
+    assert 0 < seconds[0] <= seconds[1]
+
+
+def test_a_bridge_joins_two_cards_and_no_more():
+    """NVLink between pairs of RTX 3090: far quicker than their host; four of them meet in the memory of the host."""
+
+    def gathered(card, ranks):
+        op = Collective("c", "all_reduce", 1e8, ranks)
+        return float(op_times([op], machine(hardware(card), engine_named("vllm")), ONE)[0].total_s)
+
+    assert gathered("rtx-3090-nvlink", 2) < 0.4 * gathered("rtx-3090", 2)
+    assert gathered("rtx-3090-nvlink", 4) == gathered("rtx-3090", 4)
+
+
+def test_tensor_parallel_prompts_lose_to_stages_without_peer_access():
+    """Two cards in a desktop, eight lanes each: stages are quicker for prompts, tensor parallelism for a user's tokens.
+
+    Measured: turboderp-org/exllamav2 issue 734 (prompts 2.8 times slower at tp 2), exllamav3 issue 295; and
+    syv-ai/qwen38-27b-rtx3090 issue 40 (tokens 16 to 27 % quicker at tp 2 over eight lanes).
+    """
+    pair = hardware("rtx-3090", overrides={"host.bandwidth": "15.75 GB/s"})
+    tp, pp = (
+        deployment("llama-3.1-70b", pair, weights="int4_awq", engine="exllamav2", **plan)
+        for plan in ({"tp": 2}, {"pp": 2})
+    )
+    assert float(tp.prefill_step(1.0, 16384.0).total_s) > 1.5 * float(pp.prefill_step(1.0, 16384.0).total_s)
+    assert float(tp.decode_step(1.0, 1000.0).total_s) < float(pp.decode_step(1.0, 1000.0).total_s)
+
+
+def test_gathering_does_the_same_arithmetic_and_moves_more():
+    """Columns everywhere instead of rows and columns: equal FLOPs and weights, and 1.5 times every activation."""
+    reduced, gathers = (
+        deployment("llama-3.1-70b", "rtx-4090", tp=2, weights="int4_awq", engine=e).step(prefill(1.0, 2048.0))
+        for e in ("vllm", "exllamav2")
+    )
+    assert float(gathers.flops) == pytest.approx(float(reduced.flops), rel=1e-9)
+    assert float(gathers.weight_bytes) == pytest.approx(float(reduced.weight_bytes), rel=0.01)
+    moved = [
+        sum(float(t.op.count * t.op.wire_bytes) for t in s.times if t.op.kind == "collective")
+        for s in (reduced, gathers)
+    ]
+    per_layer = 3 * 8192 + 28672  # attention out, its product, the inner row of the block, its product
+    assert moved[1] == pytest.approx(80 * 2 * 2048 * 1.5 * per_layer, rel=0.01)
+    assert moved[0] == pytest.approx(80 * 2 * 2048 * 2 * 8192, rel=0.01)
+    with pytest.raises(UnsupportedError, match="try pp"):
+        deployment("mixtral-8x7b", "rtx-4090", tp=2, engine="exllamav2")
 
 
 def test_wide_expert_parallelism_pays():

@@ -24,7 +24,7 @@ from roofline.serving.pipeline import bubble_share, decode_share, passage, prefi
 from roofline.serving.steps import step_table
 from roofline.specs.engine import engine_named
 from roofline.step import compose
-from roofline.workload import decode
+from roofline.workload import decode, prefill
 
 
 def with_step(run, **changes):
@@ -252,10 +252,19 @@ def test_prompts_fill_stages_by_micro_batches_and_chunks():
     assert float(split.bubble) == pytest.approx(float(bubble_share(4, 16)), abs=0.005)
     assert float(split.total_s) < 0.35 * float(whole.total_s)
     assert float(split.first_s) < float(whole.first_s) / 10
-    assert float(chunked.total_s) < 0.5 * float(run.prefill_step(1.0, 65536.0).total_s)
-    assert float(prefill_pipelined(run, batch=1.0, isl=65536.0).total_s) == pytest.approx(
-        float(run.prefill_step(1.0, 65536.0).total_s), rel=0.01
-    )
+    one = float(run.step(prefill(1.0, 65536.0)).total_s)
+    assert float(chunked.total_s) < 0.5 * one
+    assert float(prefill_pipelined(run, batch=1.0, isl=65536.0).total_s) == pytest.approx(one, rel=0.01)
+
+
+@pytest.mark.parametrize(("engine", "chunks"), [("vllm", 4), ("exllamav2", 16), ("transformers", 1)])
+def test_the_chunks_of_a_prompt_follow_one_another_through_the_stages(engine, chunks):
+    """32,768 tokens in the engine's chunks: the flow shop of `prefill_pipelined`, whose chunks have unlike pasts."""
+    run = deployment("llama-3.1-70b", "h100-sxm", tp=2, pp=4, weights="fp8", engine=engine)
+    found = float(run.prefill_step(1.0, 32768.0).total_s)
+    whole = prefill_pipelined(run, batch=1.0, isl=32768.0, chunks=chunks)
+    assert found == pytest.approx(float(whole.total_s), rel=0.1)
+    assert found <= float(run.step(prefill(1.0, 32768.0)).total_s) * (1 + 1e-12)
 
 
 def test_chunks_attend_to_what_came_before_and_only_the_last_has_logits():

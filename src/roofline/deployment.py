@@ -12,7 +12,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError, UnsupportedError
-from roofline.forward import encoder_ops, step_ops
+from roofline.forward import encoder_ops, gathered, step_ops
 from roofline.kernels.times import OpTime
 from roofline.layers.attention.mla import PACKED_LATENT
 from roofline.machine import Machine, machine
@@ -74,6 +74,8 @@ class Deployment:
         """What one rank executes in such a step, in order."""
         llc = self.accelerator.llc_bytes
         ops = step_ops(self.model, groups, self.plan, self.precision, stage, encoder_tokens, llc)
+        if self.engine.step.tensor_parallel == "gathered":
+            ops = gathered(ops, self.plan)
         if isinstance(self.expert_imbalance, float) and self.expert_imbalance == 1.0:
             return ops
         return [replace(op, imbalance=self.expert_imbalance) if isinstance(op, Experts) else op for op in ops]
@@ -109,15 +111,21 @@ class Deployment:
     def prefill_step(self, batch: Array, isl: Array, cached: Array = 0.0) -> StepTime:
         """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, until the last has passed.
 
-        Over pp stages they run as up to pp micro-batches, one behind the other: the sum of the stages for the first,
-        and the slowest stage once more for each that follows. Of an encoder-decoder: the encoder over the prompts and
-        the first decoder step, without micro-batches.
+        Over pp stages they run as up to pp micro-batches, and these in the chunks that the engine cuts prompts into,
+        one behind the other: the sum of the stages for the first, and the slowest stage once more for each that
+        follows. Of an encoder-decoder: the encoder over the prompts and the first decoder step, without micro-batches.
+
+        Formula:  S/c + (m - 1/c) T for m micro-batches of c chunks, S the sum of the stages and T the slowest one
+        Source:   derivation; the next chunk starts before the last has passed: vLLM V1 scheduler, llama.cpp PR 6017
         """
         if not self.model.encoder:
             if self.plan.pp == 1:
                 return self.step(prefill(batch, isl, cached))
             whole, slowest_s, under_way = self._micro_batches(lambda micro: (prefill(micro, isl, cached),), batch)
-            return _stretched(whole, whole.total_s + (under_way - 1.0) * slowest_s)
+            rules = self.engine.scheduler
+            tokens = np.maximum(np.asarray(batch, float) / self.plan.pp, np.minimum(batch, 1.0)) * (isl - cached)
+            chunks = np.maximum(tokens / rules.token_budget, 1.0) if rules.chunked_prefill else 1.0
+            return _stretched(whole, whole.total_s / chunks + (under_way - 1.0 / chunks) * slowest_s)
         prompts = prefill(batch, isl, cached)
         ops = encoder_ops(self.model, (prompts,), self.plan, self.precision)
         first = (Sequences(batch, 1.0, 0.0),)
@@ -206,6 +214,8 @@ def deployment(
             f"{accelerator.name}: no link between devices is on record, so {chosen.plan.gpus} of them cannot share a "
             f"model; give scale_up.bandwidth in a spec of your own"
         )
+    if profile.step.tensor_parallel == "gathered" and tp > 1 and (parsed.is_mixture or parsed.encoder):
+        raise UnsupportedError(f"tp: {profile.name} cuts dense decoders only over devices, not {parsed.name}; try pp")
     if chosen.precision.kv.name == PACKED_LATENT and not parsed.has_attention("mla"):
         raise UnsupportedError(
             f"kv: {PACKED_LATENT} is a layout of latent caches (MLA), which {parsed.name} does not have; try fp8"

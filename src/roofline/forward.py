@@ -96,6 +96,31 @@ def loop_hits(loops: Array, block_bytes: Array, llc_bytes: Array) -> Array:
     return (1.0 - 1.0 / loops) * warm_share(block_bytes, llc_bytes, cold=False)
 
 
+def gathered(ops: list[Op], plan: Plan) -> list[Op]:
+    """The ops of an engine that cuts every matrix by output columns and gathers in the memory of the host.
+
+    Where others cut the second product of a pair by rows and add up its output, here its input is gathered, each rank
+    makes its columns of the output, and those are gathered too.
+
+    Formula:  gemm [m, n, k/tp], all_reduce 2 m n  ->  host_gather 2 m k, gemm [m, n/tp, k], host_gather 2 m n
+    Source:   ExLlamaV2 0.2, tensor_p.py and ext_tp.cpp: tp_gather copies shards to pinned memory, tp_broadcast copies
+              the whole back to every device
+    """
+    out: list[Op] = []
+    for op in ops:
+        before = out[-1] if out else None
+        if isinstance(op, Collective) and op.pattern == "all_reduce" and isinstance(before, Gemm):
+            rows, wide, count = ACTIVATION_BYTES * before.m, before.k * plan.tp, op.count
+            out[-1:] = [
+                Collective("tp.gather_in", "host_gather", rows * wide, plan.tp, count=count),
+                replace(before, n=before.n / plan.tp, k=wide),
+                Collective("tp.gather_out", "host_gather", rows * before.n, plan.tp, count=count),
+            ]
+        else:
+            out.append(op)
+    return out
+
+
 def encoder_ops(model: Model, groups: tuple[Sequences, ...], plan: Plan, precision: Precision) -> list[Op]:
     """The pass of an encoder over new prompts, on one rank; empty for decoder-only models."""
     return model.encoder_ops(tuple(on_rank(g, plan) for g in groups), plan, precision) if model.encoder else []

@@ -80,6 +80,17 @@ class Machine:
         a = self.accelerator
         return not op.across_nodes and op.ranks <= (a.domain if a.scale_up else max(a.domain, CARDS_PER_HOST))
 
+    def staged(self, op: Collective) -> bool:
+        """Whether what the ranks exchange goes through the memory of their host.
+
+        Always where the engine copies it there; else between cards of one host that have neither links nor peer access.
+        """
+        a = self.accelerator
+        if op.pattern == "host_gather":
+            return True
+        linked = a.scale_up is not None and op.ranks <= a.domain
+        return not (linked or a.peer_to_peer or op.across_nodes or op.ranks > CARDS_PER_HOST)
+
     @property
     def reduces_in_switch(self) -> bool:
         """Whether the scale-up switch adds up (NVLink SHARP: third generation of NVSwitch on, Hopper and later)."""
@@ -91,9 +102,11 @@ class Machine:
         """Bandwidth of a rank's links for a collective, one direction [B/s].
 
         Ranks beyond the scale-up domain talk over the network between nodes; where no network is on record, over the
-        host link.
+        host link. What is staged in host memory passes that link.
         """
         a = self.accelerator
+        if self.staged(op) and a.host_bytes_per_s:
+            return a.host_bytes_per_s
         inside = self.inside_domain(op)
         link = a.link_bytes_per_s if inside else (a.scale_out_bytes_per_s or a.host_bytes_per_s)
         return link or a.bandwidth_bytes_per_s

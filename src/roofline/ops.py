@@ -18,7 +18,7 @@ from roofline.precision import FORMATS, Format
 from roofline.workload import Sequences, attended_pairs, kv_tokens_read
 
 BF16 = FORMATS["bf16"]
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send", "host_gather")
 MATMULS = ("gemm", "experts")  # kinds of op that multiply by weights
 NETWORK = ("collective", "exchange")  # kinds of op that wait for links
 ACTIVATION_BYTES = 2.0  # between ops activations are 16 bits wide
@@ -321,7 +321,8 @@ class Collective(Op):
 def wire_bytes(kind: str, message_bytes: Array, ranks: Array) -> Array:
     """Return the bytes that each rank must send, at least, when no switch helps.
 
-    Formula:  all_reduce 2 (n-1)/n b; all_gather, reduce_scatter, alltoall (n-1)/n b; send b
+    Formula:  all_reduce 2 (n-1)/n b; all_gather, reduce_scatter, alltoall (n-1)/n b; send b;
+              host_gather (n+1)/n b: all_gather through host memory, a rank's part there and the whole back
     Args:     kind, one of COLLECTIVES; message_bytes b [B]: the full buffer, as nccl-tests counts it (all_gather: what
               a rank holds afterwards; reduce_scatter: what it holds before); ranks n [-]
     Returns:  [B] per rank, one direction
@@ -334,6 +335,8 @@ def wire_bytes(kind: str, message_bytes: Array, ranks: Array) -> Array:
         raise InputError(f"collective: unknown kind '{kind}'; allowed: {', '.join(COLLECTIVES)}")
     if kind == "send":
         return message_bytes * np.ones_like(np.asarray(ranks, float))
+    if kind == "host_gather":
+        return (ranks + 1.0) / ranks * message_bytes
     return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1.0) / ranks * message_bytes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -47,6 +47,17 @@ IDENTITY = CollectiveConstants(
     fast_s=0.0, fast_rank_s=0.0, fast_step_s=0.0, fast_fraction=1.0, one_shot=0.0, bulk_s=0.0, bulk_rank_s=0.0,
     bulk_fraction=1.0, doubling=1.0, switch_s=0.0, switch_fraction=1.0,
 )  # fmt: skip
+
+# Through host memory, where cards cannot reach each other's or the engine does not try: NCCL's shared memory, or copies
+# to and from pinned memory. A byte goes to the host over one card's link and back over another's, and both directions
+# meet in the host's memory: 0.6 of the line rate, all crossings of a link counted, as the median of published tests.
+CROSSED = 0.6
+STAGED = CollectiveConstants(
+    fast_s=10e-6, fast_rank_s=2e-6, fast_step_s=4e-6, fast_fraction=0.2, one_shot=0.0, bulk_s=15e-6, bulk_rank_s=5e-6,
+    bulk_fraction=CROSSED / 2.0,
+)  # fmt: skip
+GATHERED = replace(STAGED, fast_fraction=0.4, bulk_fraction=CROSSED)  # host_gather: its bytes are the crossings
+STAGED_BANDS = {"all": (0.63, 1.6), "launch": (0.5, 2.0)}  # [p10, p90] of measured / predicted
 
 
 def collective_time(

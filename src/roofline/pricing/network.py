@@ -9,7 +9,7 @@ import numpy as np
 
 from roofline.arrays import Array, is_scalar
 from roofline.calibrated import Calibrated
-from roofline.kernels.collective import CollectiveConstants, collective_terms
+from roofline.kernels.collective import GATHERED, STAGED, STAGED_BANDS, CollectiveConstants, collective_terms
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
 from roofline.ops import Collective, Exchange
@@ -28,16 +28,21 @@ def collectives(ops: list[Collective], machine: Machine) -> list[OpTime]:
 
 
 def _collective(op: Collective, machine: Machine) -> OpTime:
-    """One collective: over the scale-up links with the engine's library, between domains over the network."""
-    kind = op.pattern
-    inside = machine.inside_domain(op)
-    found = machine.constants("collective", "any", CollectiveConstants(), kind)
-    chip = machine.chip
-    if not inside:
+    """One collective: over the scale-up links with the engine's library, through the host, or over the network."""
+    kind, chip = op.pattern, machine.chip
+    inside, staged = machine.inside_domain(op), machine.staged(op)
+    if staged:
+        constants = GATHERED if kind == "host_gather" else STAGED
+        found = Calibrated(constants, STAGED_BANDS, "transferred", "", "any", None)
+    elif inside:
+        found = machine.constants("collective", "any", CollectiveConstants(), kind)
+    else:
         found = Calibrated(CollectiveConstants(), {}, "transferred", "", "any", None)
+    if staged or not inside:
         link = machine.link_bytes_per_s(op)
         chip = replace(chip, link_bytes_per_s=link, pair_bytes_per_s=link)
-    price = {"chip": chip, "constants": found.constants, "in_switch": inside and machine.reduces_in_switch}
+    in_switch = inside and not staged and machine.reduces_in_switch
+    price = {"chip": chip, "constants": found.constants, "in_switch": in_switch}
     total, launch = collective_terms(kind, op.payload_bytes, op.ranks, **price)
     regime = np.where(np.asarray(launch) > 0.5 * total, "launch", "link")
     return timed(op, machine, total, launch, found, str(regime) if regime.ndim == 0 else regime)

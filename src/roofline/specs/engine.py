@@ -122,6 +122,10 @@ class StepProfile(Block):
         "calibrated", description="what an op costs: see roofline.pricing"
     )
     schedule: Literal["serial", "overlapped", "megakernel"] = "serial"
+    tensor_parallel: Literal["reduced", "gathered"] = Field(
+        "reduced",
+        description="row-parallel products and an all-reduce, or columns everywhere, gathered through host memory",
+    )
     cuda_graphs: bool = Field(True, description="decode steps are replayed graphs: no launch gap between kernels")
     small_kernel_s: Seconds | Literal[0] = Field(0, description="fixed time of a small kernel (norm, rope, ...)")
     fused: tuple[str, ...] = Field((), description="Elementwise ops that do not run on their own")

@@ -142,6 +142,7 @@ class Host(Sourced):
 
     link: Text
     bandwidth: BytesPerS | None = None
+    peer_to_peer: bool = True  # cards reach each other's memory over it; else they meet in the host's
 
 
 class Power(Sourced):
@@ -304,6 +305,11 @@ class Accelerator(Block):
     def host_bytes_per_s(self) -> float | None:
         """Bandwidth to host memory, one direction [B/s]; None where there is no separate host or it is not known."""
         return self.host.bandwidth if self.host else None
+
+    @property
+    def peer_to_peer(self) -> bool:
+        """Whether devices without links of their own reach each other's memory over the host link."""
+        return self.host is None or self.host.peer_to_peer
 
     @property
     def link_bytes_per_s(self) -> float | None:
