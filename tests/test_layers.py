@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roofline.errors import InfeasibleError
+from roofline.forward import step_ops
 from roofline.layers.attention import GQA, KDA, MLA, Compressed, GatedDelta, Mamba1, Mamba2
 from roofline.layers.attention.indexer import Indexer
 from roofline.layers.ffn import Dense, MoE
@@ -440,3 +441,20 @@ def test_the_variant_of_the_documentation_works(root):
     assert list(seen.flops) == [2 * 2 * 8 * 128 * 51, 2 * 2 * 8 * 128 * 200]
     declared = sum(w.params for w in strided.weights(H))
     assert list(flops(strided.ops(H, group, Plan(), BF16), "gemm") * np.ones(2)) == [2 * 2 * declared] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "gemma-3-4b", "gpt-oss-20b", "llama-4-scout", "deepseek-v3.2", "deepseek-v4-flash"]
+)
+@given(context=st.floats(0.0, 200_000.0), cp=st.sampled_from([2, 4, 8]), batch=st.integers(1, 64))
+def test_context_parallel_ranks_read_the_cache_once_between_them(name, context, cp, batch):
+    """Windows, chunks and chosen tokens are shared like the rest: all ranks read what one would, and the new token."""
+    model = build(Model, find("model", name), where=name)
+
+    def read(plan, past):
+        ops = step_ops(model, (decode(float(batch), past),), plan, precision_named("bf16"))
+        return sum(op.count * op.kv_bytes for op in ops)
+
+    alone, between = read(Plan(), context), cp * read(Plan(cp=cp), context)
+    once_more = (cp - 1) * read(Plan(), 0.0)
+    assert alone * (1 - 1e-9) <= between <= (alone + once_more) * (1 + 1e-9)

@@ -19,10 +19,11 @@ def on_rank(group: Sequences, plan: Plan) -> Sequences:
     """The share of a group that the busiest rank works on.
 
     Attention data parallelism deals whole sequences out, at least one to the busiest rank. Context parallelism cuts a
-    prompt's new tokens so that each rank attends to the same number of pairs (zig-zag), and a decode's past tokens.
+    prompt's new tokens so that each rank attends to the same number of pairs (zig-zag), and a decode's past tokens,
+    those inside a window as evenly as the others (they are dealt in turn).
 
     Formula:  dp: max(count / dp, min(count, 1)); cp, prompts: new' = new / cp, past' = past + (new - new') / 2;
-              cp, few new tokens: past' = past / cp
+              cp, few new tokens: past' = past / cp, window' = window / cp
     Args:     group: sequences [-] with new and past [tokens]
     Source:   derivation: with these, pairs' = pairs / cp up to rounding
     """
@@ -34,7 +35,7 @@ def on_rank(group: Sequences, plan: Plan) -> Sequences:
     prompt = np.asarray(group.new, float) >= plan.cp
     new = np.where(prompt, np.asarray(group.new, float) / plan.cp, group.new)
     past = np.where(prompt, group.past + (group.new - new) / 2.0, np.asarray(group.past, float) / plan.cp)
-    return Sequences(count, new, past, group.logits)
+    return Sequences(count, new, past, group.logits, np.where(prompt, 1.0, plan.cp))
 
 
 def step_ops(

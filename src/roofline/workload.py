@@ -18,13 +18,15 @@ class Sequences:
     """`count` like sequences in one step: `new` tokens each are computed on top of `past` cached ones.
 
     `logits` is the number of positions per sequence that go through the head: 1, or new when drafts are verified, or
-    0 for a chunk that does not end its prompt.
+    0 for a chunk that does not end its prompt. `shards` is over how many ranks the cached tokens are dealt: `past`
+    counts those of one, and of a window it sees that part.
     """
 
     count: Array
     new: Array
     past: Array = 0.0
     logits: Array = 1.0
+    shards: Array = 1.0
 
     @property
     def tokens(self) -> Array:

@@ -98,11 +98,11 @@ class Compressed(Spec):
             columns = 2.0 * wide * self.index.dim  # keys are compressed like the rows they stand for
             out += self.index.ops(hidden, self.q_rank, groups, precision, float(self.ratio), columns)
         kv = precision.kv
-        out += [LatentAttention("attn.core", g, h, d, 0.0, kv, window=float(self.window)) for g in groups]
+        out += [LatentAttention("attn.core", g, h, d, 0.0, kv, window=self.window / g.shards) for g in groups]
         if self.ratio:
             seen = float(self.index.top_k) if self.index else np.inf
             out += [
-                LatentAttention("attn.compressed", g, h, d, 0.0, kv, window=seen, ratio=float(self.ratio))
+                LatentAttention("attn.compressed", g, h, d, 0.0, kv, window=seen / g.shards, ratio=float(self.ratio))
                 for g in groups
             ]
         grouped = self.o_groups / plan.tp

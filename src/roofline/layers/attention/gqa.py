@@ -118,7 +118,7 @@ class GQA(Spec):
             out += self.index.ops(hidden, hidden, groups, precision)
         out += [
             Attention(
-                "attn.core", s, q, kv, d, v, precision.kv, self._window, self.causal,
+                "attn.core", s, q, kv, d, v, precision.kv, self._window / g.shards, self.causal,
                 writes_cache=self.causal and not self.shared_kv, count=count,
             )
             for g in groups
@@ -138,12 +138,12 @@ class GQA(Spec):
         """The group itself; with chunks: the rest of the one under way, whole ones, and the beginning of the last."""
         if self.chunk is None:
             return [(g, 1.0)]
-        begun = np.mod(g.past, self.chunk)
+        begun = np.mod(g.past * g.shards, self.chunk)
         first = np.minimum(g.new, self.chunk - begun)
         whole = np.floor((g.new - first) / self.chunk)
         last = g.new - first - whole * self.chunk
         pieces = [
-            Sequences(g.count, first, begun),
+            Sequences(g.count, first, begun / g.shards),
             Sequences(g.count * whole, float(self.chunk)),
             Sequences(g.count, last),
         ]

@@ -130,7 +130,7 @@ class MLA(Spec):
     def _core(self, g: Sequences, h: Array, precision: Precision) -> list[Op]:
         """Both forms of the attention of one group; `count` is 0 for the form that is not taken."""
         r, n, v = self.kv_rank, self.nope_dim, self.v_dim
-        window = float(self.index.top_k) if self.index else np.inf
+        window = self.index.top_k / g.shards if self.index else np.inf
         absorbed = self.absorbed(g)
         expanded = 1.0 - absorbed
         both = [
