@@ -83,4 +83,6 @@ def test_overlapping_hides_the_exchange_of_tokens_too():
 def test_an_encoder_reads_a_prompt_as_a_whole():
     with pytest.raises(InputError, match="cached"):
         estimate("t5-v1.1-xxl", isl=512, osl=64, cached=256)
-    assert any("encoder" in text for text in estimate("t5-v1.1-xxl", isl=512, osl=64, concurrency=4).not_modelled)
+    assert estimate("t5-v1.1-xxl", isl=512, osl=64, batch=4).ttft_s.value > 0
+    with pytest.raises(UnsupportedError, match=r"t5-v1.1-xxl has an encoder.*estimate it with batch"):
+        estimate("t5-v1.1-xxl", isl=512, osl=64, concurrency=4)

@@ -38,8 +38,6 @@ def not_modelled(e: Estimate) -> list[str]:
         out += ["skewed expert routing (uniform is assumed)"]
     if e.cycle is not None:
         out += ["drafts of unequal length, acceptance that changes with batch or context"]
-    if e.state is not None and e.deployment.model.encoder:
-        out += ["the encoder among other requests: prompts are priced as a decoder's of the same length"]
     return [*out, *e.notes]
 
 

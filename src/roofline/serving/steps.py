@@ -12,6 +12,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
+from roofline.errors import UnsupportedError
 from roofline.kernels.host import step_launches
 from roofline.kernels.times import OpTime
 from roofline.ops import NETWORK, Op
@@ -66,6 +67,29 @@ class DraftTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """What one sequence costs that passes the pipeline, and what it costs where every stage has one to work on."""
+
+    count: float
+    tokens_s: float  # of a pass of one sequence: everything that counts tokens
+    head_s: float
+    waiting: float  # a round trip over a pass, of tokens: the slowest stage holds the others up
+    head_waiting: float  # what the head adds to that round trip, over its own time
+    head_lanes: np.ndarray  # [lane] of the head for one sequence
+
+    def few(self, share: Array) -> tuple[Array, Array]:
+        """Factor on tokens, and lanes to add for the head, where only that share of the stages has work.
+
+        Formula:  m sequences over p stages take max(pass, m x slowest stage); share = m / p, at most 1
+        """
+        share, alone, head = np.minimum(share, 1.0), self.tokens_s, self.head_s
+        tokens = np.maximum(alone, share * alone * self.waiting)
+        whole = np.maximum(alone + head, share * (alone * self.waiting + head * self.head_waiting))
+        more = (whole - tokens) / head - self.head_waiting
+        return tokens / (alone * self.waiting), self.head_lanes.reshape((-1,) + (1,) * np.ndim(more)) * more
+
+
+@dataclass(frozen=True, slots=True)
 class StepTable:
     """Seconds of any step of one rank's share of a deployment: some sequences decode beside some prompt tokens.
 
@@ -86,7 +110,7 @@ class StepTable:
     decode_s: np.ndarray  # [lane, BATCHES, CONTEXTS], head and attention
     prompt_s: np.ndarray  # [lane, PROMPTS, PASTS], one prompt
     prompt_more_s: np.ndarray  # [lane, PROMPTS, PASTS], each further prompt
-    pipeline: float  # pp
+    stages: Stages | None  # of a pipeline
     host_gap_s: float
     host_sequence_s: float
     layers_s: float  # what the layers of a step with prompt tokens pay beside their kernels
@@ -97,9 +121,16 @@ class StepTable:
     verified: float = 1.0  # tokens of a decoding sequence in a step
     drafts: DraftTable | None = None
 
+    @property
+    def pipeline(self) -> float:
+        """Pipeline stages."""
+        return self.stages.count if self.stages else 1.0
+
     def tokens(self, tokens: Array) -> Array:
         """Lanes of everything that counts tokens only."""
-        return _linear(self.tokens_s, *TOKENS.place(np.asarray(tokens, float) / self.pipeline))
+        each = np.asarray(tokens, float) / self.pipeline
+        lanes = _linear(self.tokens_s, *TOKENS.place(each))
+        return lanes if self.stages is None else _times(lanes, self.stages.few(each / self.verified)[0])
 
     def head(self, rows: Array) -> Array:
         """Lanes of the head over `rows` positions."""
@@ -165,6 +196,8 @@ class StepTable:
         if not np.any(batch > 0):
             return self.head(batch)
         lanes = _bilinear(self.decode_s, BATCHES.place(batch / self.pipeline), context)
+        if self.stages is not None:
+            lanes = _sum(lanes, self.stages.few(batch / self.pipeline)[1])
         if self.host_sequence_s:
             lanes = lanes + self.host_sequence_s * batch
         return lanes if np.all(batch > 0) else np.where(batch > 0, lanes, _padded(self.head(batch), lanes.ndim - 1))
@@ -228,6 +261,11 @@ def launch_factor(deployment: Deployment) -> float:
 
 def step_table(deployment: Deployment) -> StepTable:
     """The table of a deployment, made on first use and kept beside its other cached properties."""
+    if deployment.model.encoder:
+        raise UnsupportedError(
+            f"{deployment.model.name} has an encoder: serving it under a load (concurrency, rate, pools, a plan, a "
+            "simulation) is not modelled; estimate it with batch, the requests that start together"
+        )
     kept = vars(deployment)
     if "_step_table" not in kept:
         kept["_step_table"] = _tabulated(deployment)
@@ -252,14 +290,19 @@ def _tabulated(deployment: Deployment) -> StepTable:
     prompt = lanes("attention", Sequences(float(dp), p[:, None], past))
     many = lanes("attention", Sequences(MANY * dp, p[:, None], past))
     head = lanes("head", deployment.decoding(b * dp, 1.0))
+    verified = 1.0 if deployment.speculation is None else float(deployment.speculation.verified)
+    tokens, stages = lanes("tokens", every), None
+    if pp > 1:
+        stages, waiting, head_waiting = _waiting(deployment, every, head, verified)
+        tokens, head = tokens * waiting, head * head_waiting
     return StepTable(
         profile.schedule,
-        lanes("tokens", every) * _waiting(deployment, every),
+        tokens,
         lanes("head", Sequences(b * dp, 1.0, 1.0)),
         head[..., None] + lanes("attention", deployment.decoding(b[:, None] * dp, c)),
         prompt,
         (many - prompt) / (MANY - 1.0),
-        float(pp),
+        stages,
         float(profile.host_gap_s),
         float(profile.host_sequence_s),
         deployment.model.executed_layers * float(profile.mixed_layer_s),
@@ -267,7 +310,7 @@ def _tabulated(deployment: Deployment) -> StepTable:
         float(profile.graph_tokens),
         float(profile.graph_batch),
         0.0 if graphs else profile.launch_s * step_launches(x.op for x in deployment.step(every_one).times),
-        1.0 if deployment.speculation is None else float(deployment.speculation.verified),
+        verified,
         None if deployment.speculation is None else _drafts(deployment),
     )
 
@@ -305,13 +348,27 @@ def _lanes(times: list[OpTime], schedule: str) -> list[list[tuple[OpTime, Array]
     return [[(t, t.lane_s(lane)) for t in times] for lane in ("compute", "memory", "network")]
 
 
-def _waiting(deployment: Deployment, group: Sequences) -> Array:
-    """Round trip over pipeline stages in units of a pass: more than 1 where the slowest stage holds the others up."""
+def _waiting(
+    deployment: Deployment, every: Sequences, head: np.ndarray, verified: float
+) -> tuple[Stages, Array, Array]:
+    """How much longer than a pass a round trip over pipeline stages is: the slowest stage holds the others up.
+
+    Formula:  round trip of p micro-batches: max(pass, p x slowest stage), the last stage having the head
+    Args:     head [lane, BATCHES] of decodes, of which each has `verified` tokens in a step
+    Returns:  Stages; factors on what counts tokens [TOKENS] and on the head [BATCHES]
+    """
     pp = deployment.plan.pp
-    if pp == 1:
-        return 1.0
-    stages = np.max([deployment.step(group, stage=s).total_s for s in range(pp)], axis=0)
-    return np.maximum(pp * stages / deployment.step(group).total_s, 1.0)
+    *others, last = (deployment.step(every, stage=s).total_s for s in range(pp))
+    before, once = np.max(others, axis=0), deployment.step(every).total_s
+    trip = np.maximum(once, pp * np.maximum(before, last))
+    head_s = head.max(axis=0)
+    before, last, alone, around = (
+        np.interp(verified * BATCHES.points, TOKENS.points, x) for x in (before, last, once, trip)
+    )
+    with_head = np.maximum(alone + head_s, pp * np.maximum(before, last + head_s))
+    waits = (with_head - around) / head_s
+    first = float(alone[0]), float(head_s[0]), float(around[0] / alone[0]), float(waits[0])
+    return Stages(float(pp), *first, head[:, 0]), trip / once, waits
 
 
 def _padded(lanes: np.ndarray, ndim: int) -> np.ndarray:
