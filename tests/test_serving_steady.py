@@ -1,5 +1,6 @@
 """Steady states: physics, limits, properties, and the event simulator as an oracle."""
 
+import re
 
 import numpy as np
 import pytest
@@ -162,3 +163,23 @@ def test_the_batch_of_a_rate_solves_littles_law():
     seconds = tpot_open(site, step_kinds(site.table, site.load(1.0), site.rules), state.batch)
     error = np.abs(np.maximum(rate * osl * seconds, 1.0) / state.batch - 1.0)
     assert np.quantile(error, 0.99) < 1e-5 and error.max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"isl": "abc"}, "isl: 'abc' is not a number"),
+        ({"isl": 0}, "isl: 0 is out of range; allowed: 1 or more"),
+        ({"osl": 0.0}, "osl: 0 is out of range"),
+        ({"osl": [10.0, float("nan")]}, "osl: nan is out of range"),
+        ({"isl": None}, "isl: None is not a number"),
+        ({"isl": [[1.0], [2.0, 3.0]]}, "is not a number or an array of numbers"),
+        ({"concurrency": "x"}, "concurrency: 'x' is not a number"),
+        ({"concurrency": -1.0}, "concurrency: -1 is out of range"),
+        ({"max_seqs": "a"}, "max_seqs: 'a' is not a number"),
+    ],
+)
+def test_inputs_are_refused_by_name(given, text):
+    where = deployment("llama-3.1-8b", "h100-sxm")
+    with pytest.raises(InputError, match=re.escape(text)):
+        steady_state(where, **({"isl": 100.0, "osl": 10.0, "concurrency": 4.0} | given))

@@ -13,6 +13,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 
 class RooflineError(Exception):
@@ -68,3 +71,21 @@ def check_number(name: str, value: float, *, low: float = 0.0, high: float = mat
     if integer and v != int(v):
         raise InputError(f"{name}: {value!r} must be a whole number")
     return value
+
+
+def check_numbers(name: str, value: Any, *, low: float = 0.0, high: float = math.inf) -> None:
+    """Raise InputError unless `value` is a finite number in [low, high], or an array of them.
+
+    >>> check_numbers("isl", [2000, 4000], low=1)
+    """
+    try:
+        values = np.asarray(value)
+        numbers = values.dtype.kind in "iuf" and values.size > 0
+    except (TypeError, ValueError):  # lists of unequal lengths
+        numbers = False
+    if not numbers:
+        raise InputError(f"{name}: {value!r} is not a number or an array of numbers")
+    wrong = values[~(np.isfinite(values) & (values >= low) & (values <= high))]
+    if wrong.size:
+        top = f" to {high:g}" if math.isfinite(high) else " or more"
+        raise InputError(f"{name}: {wrong.flat[0]:g} is out of range; allowed: {low:g}{top}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
-from roofline.errors import InputError, UnknownNameError
+from roofline.errors import InputError, UnknownNameError, check_numbers
 from roofline.serving.capacity import held_tokens, kv_sequences
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.queueing import Spread, queue_wait
@@ -315,10 +315,14 @@ def steady_state(
     """
     if (concurrency is None) == (rate_per_s is None):
         raise InputError("give concurrency (closed loop) or rate_per_s (open loop), one of them")
+    for name, lengths in (("isl", isl), ("osl", osl)):
+        check_numbers(name, lengths.mean if isinstance(lengths, Lengths) else lengths, low=1.0)
+    given = {"concurrency": concurrency, "rate_per_s": rate_per_s, "cached": cached, "prefixes": prefixes,
+             "arrivals_cv2": arrivals_cv2, "burst_share": burst_share, "max_seqs": max_seqs, **knobs}  # fmt: skip
+    for name, value in given.items():
+        if value is not None:
+            check_numbers(name, value)
     prompts, outputs = as_lengths(isl), as_lengths(osl)
-    inputs = (prompts.mean, outputs.mean, concurrency, rate_per_s, cached, burst_share, *knobs.values())
-    if any(np.any(~np.isfinite(np.asarray(x, float))) or np.any(np.asarray(x) < 0) for x in inputs if x is not None):
-        raise InputError("lengths, concurrency, rate and knobs are finite and not negative")
     r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
     fits = kv_sequences(deployment, held_tokens(prompts.mean, outputs.mean), cached, prefixes, max_seqs)
     site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
