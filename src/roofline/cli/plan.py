@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
+import shlex
+import sys
 
 import click
 
@@ -77,11 +80,13 @@ def prices_of(texts: tuple[str, ...]) -> dict[str, float]:
 @click.option("--cards", default=None, help="One machine of unequal cards instead: 'rtx-3090, rtx-4090:16GiB'.")
 @click.option("--emit", type=click.Choice(("vllm", "sglang", "tensorrt-llm", "llama.cpp", "dynamo")), default=None,
               help="Print the launch command that realises the plan.")  # fmt: skip
+@click.option("--report", type=click.Path(dir_okay=False), default=None,
+              help="Write the plan as a page: .html, or .pdf where Chromium or Chrome is installed.")  # fmt: skip
 @click.option("--specs", type=click.Path(), default=None, help="Folder with your own hardware_specs/, model_specs/.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, in SI units.")
 def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, peak, ttft, tpot, e2e, goodput, weights,
                  kv, engine, price, tier, budget, spares, max_gpus, no_mix, no_disaggregation, cross_vendor, cards,
-                 emit, specs, as_json) -> None:  # fmt: skip
+                 emit, report, specs, as_json) -> None:  # fmt: skip
     """The cheapest fleet that serves MODEL within latency objectives, and why.
 
     \b
@@ -90,8 +95,11 @@ def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, pea
       roofline plan llama-3.1-70b --rate 20 --isl 2000 --osl 300 --ttft '1 s@p90' --tpot '40 ms' --weights fp8
       roofline plan deepseek-r1 --tokens-per-day 5000m --isl 4000 --osl 500 --tpot 50ms --spares 1 --emit vllm
       roofline plan llama-3.1-70b --trace requests.csv --ttft '2 s@p99' --budget 40
+      roofline plan qwen3-32b --rate 8 --isl 2000 --osl 400 --ttft 1s --tpot 30ms --report plan.html
     """
     if cards is not None:
+        if report is not None:
+            raise InputError("report: a page is written of a plan for traffic, not of --cards")
         return _cards(model, cards, isl, weights, kv, engine, specs)
     from roofline.planner import Slo, plan, traffic
 
@@ -118,6 +126,12 @@ def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, pea
         click.echo(json.dumps(r.to_dict(), indent=1, default=plain))
     else:
         click.echo(str(r))
+    if report is not None:
+        from roofline.report import write_report
+
+        today = datetime.date.today().isoformat()
+        path = write_report(r, report, command=shlex.join(["roofline", *sys.argv[1:]]), date=today)
+        click.echo(f"wrote {path}", err=True)
 
 
 def _cards(model, cards, isl, weights, kv, engine, specs) -> None:

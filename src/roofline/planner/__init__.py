@@ -148,6 +148,7 @@ def plan(
         traffic, slo, chosen, _runner_up(fleets), _binding(chosen, slo, traffic), paid, sources,
         _frontier(search), _price_flips(search, slo, chosen, paid), slow[0] if slow else None,
         _cost_of(search, slo, chosen), tuple(rejected + dropped), len(found) + len(rejected), tuple(notes),
+        budget_usd_per_h, search,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,12 @@ from roofline.planner.fleet import Fleet
 from roofline.planner.layouts import Rejection
 from roofline.planner.offers import replica_state
 from roofline.plotted import Plotted
-from roofline.serving.disaggregated import Pools, pooled_state
+from roofline.serving.disaggregated import Pools, PoolState, pooled_state
 from roofline.serving.steady import SteadyState
 
 if TYPE_CHECKING:
     from roofline.estimates import Estimate
+    from roofline.planner import Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Recommendation(Plotted, figures=("cost",)):
     rejections: tuple[Rejection, ...] = ()
     tried: int = 0
     notes: tuple[str, ...] = ()
+    budget_usd_per_h: float | None = None
+    search: Search | None = field(default=None, repr=False, compare=False)  # what was evaluated; see `variants`
 
     # What users see.
 
@@ -67,16 +70,19 @@ class Recommendation(Plotted, figures=("cost",)):
         )
 
     @cached_property
+    def pool_state(self) -> PoolState:
+        """Both pools under the load (of whole replicas: see `states`)."""
+        (p, n_p), (d, n_d) = self.fleet.members
+        t = self.traffic
+        return pooled_state(
+            Pools(p.deployment, d.deployment, n_p, n_d), isl=t.isl, osl=t.osl, rate_per_s=t.rate_per_s, cached=t.cached
+        )
+
+    @cached_property
     def latencies(self) -> dict[str, float]:
         """Each latency at the percentile of the objective, of the slowest kind of replica, all replicas up [s]."""
         if self.fleet.disaggregated:
-            (p, n_p), (d, n_d) = self.fleet.members
-            t = self.traffic
-            state = pooled_state(
-                Pools(p.deployment, d.deployment, n_p, n_d), isl=t.isl, osl=t.osl, rate_per_s=t.rate_per_s,
-                cached=t.cached,
-            )  # fmt: skip
-            return {name: float(getattr(state, name)) for name in ("ttft_s", "tpot_s", "e2e_s")}
+            return {name: float(getattr(self.pool_state, name)) for name in ("ttft_s", "tpot_s", "e2e_s")}
         out = {}
         for name in ("ttft_s", "tpot_s", "e2e_s"):
             share = self.slo.share_of(name)
@@ -112,6 +118,10 @@ class Recommendation(Plotted, figures=("cost",)):
             total = min(c * n for c, (_, n) in zip(self.fleet.capacities, self.fleet.members))
         return self.traffic.rate_per_s / total
 
+    def frontier_below(self, factor: float) -> list[FrontierPoint]:
+        """Points of the frontier up to so many times the chosen cost; all where that leaves none."""
+        return [p for p in self.frontier if p.usd_per_h <= factor * self.usd_per_h] or list(self.frontier)
+
     @property
     def changes_at_pessimistic_end(self) -> bool:
         """Whether another deployment would be chosen if times are at the slow end of their band."""
@@ -122,14 +132,23 @@ class Recommendation(Plotted, figures=("cost",)):
         ]
 
     def estimates(self) -> list[Estimate]:
-        """The full estimate of one replica of each kind at its share of the load."""
+        """The full estimate of one replica of each kind at its share of the load.
+
+        Of pools: a prompt alone on a prefill worker, and the mean batch of a decode worker.
+        """
         from roofline.estimates import estimate
 
         t, out = self.traffic, []
-        for (o, _), share in zip(self.fleet.members, self.fleet.shares()):
-            rate = share * t.rate_per_s
+        for (o, n), share in zip(self.fleet.members, self.fleet.shares()):
             load = {"isl": float(t.isl.mean), "osl": float(t.osl.mean), "cached": t.cached}
-            out.append(estimate(o.deployment, **load, rate_per_s=rate, usd_per_h=o.usd_per_h))
+            if o.role == "prefill":
+                load |= {"osl": 1.0, "batch": 1.0}
+            elif o.role == "decode":
+                load["batch"] = max(float(self.pool_state.batch) / n, 1.0)
+            else:
+                load["rate_per_s"] = share * t.rate_per_s
+            e = estimate(o.deployment, **load, usd_per_h=o.usd_per_h)
+            out.append(replace(e, price_source=self.price_sources[o.deployment.accelerator.name]))
         return out
 
     def to_dict(self) -> dict[str, Any]:

@@ -31,35 +31,50 @@ def lines(r: Recommendation) -> list[str]:
             price = f"a device {o.usd_per_h:g} USD/h as given"
         out += [f"  {n} x [{o.deployment}]{role}"]
         out += [f"      each carries {capacity:.3g} requests/s within the objective; {price}"]
-    out += [
-        "",
-        f"cost      {r.usd_per_h:,.2f} USD/h, {r.usd_per_month:,.0f} USD/month for {fleet.gpus} devices; "
-        f"{r.usd_per_mtok_output:.3g} USD/Mtok output",
-        f"          (all cost over output tokens at this load; over input and output {r.usd_per_mtok_blended:.3g})",
-        "users     " + ", ".join(_latency(r, name) for name in ("ttft_s", "tpot_s", "e2e_s")),
-        f"load      {r.utilisation:.0%} of what it carries within the objective"
-        + (f"; still within it with {fleet.spares} down" if fleet.spares else ""),
-        f"binding   {r.binding}",
-    ]
-    if r.cost_of and any(v > 0 for v in r.cost_of.values()):
-        out += ["limits    " + ", ".join(f"{k} costs {v:,.2f} USD/h" for k, v in r.cost_of.items())]
-    out += [f"runner-up {_short(r.runner_up)}" if r.runner_up else "runner-up none"]
-    out += ["error     " + _pessimistic(r)]
-    near = {n: v for n, v in r.wins_below_usd_per_h.items() if v > 0.3 * r.usd_per_h_of[n]}
-    if near:
-        flips = sorted(near.items(), key=lambda kv: -kv[1] / r.usd_per_h_of[kv[0]])
-        told = [f"{n} below {v:.2f} USD/h (now {r.usd_per_h_of[n]:.2f})" for n, v in flips[:4]]
-        out += ["price     would win: " + ", ".join(told)]
+    out += [""]
+    for name, told, remark in answers(r):
+        out += [f"{name:<9} {told}"] + ([f"{'':<9} ({remark})"] if remark else [])
     if len(r.frontier) > 1:
         out += ["frontier    USD/h   TTFT p90   TPOT p90  (all replicas up)"]
         out += [
             f"      {p.usd_per_h:9,.2f}  {_ms(p.ttft_s):>9}  {_ms(p.tpot_s):>9}  {p.replicas} x [{p.fleet}]"
-            for p in _spread([p for p in r.frontier if p.usd_per_h <= DEAR * r.usd_per_h] or list(r.frontier))
+            for p in _spread(r.frontier_below(DEAR))
         ]
     rejected = Counter(_kind(x.why) for x in r.rejections)
     told = ", ".join(f"{n} {why}" for why, n in rejected.most_common(3))
     out += ["", f"{r.tried} layouts tried" + (f"; left out: {told}" if told else "")]
     return out + list(r.notes)
+
+
+def answers(r: Recommendation) -> list[tuple[str, str, str]]:
+    """What the fleet costs and gives, and what decides: (name, what is said, remark)."""
+    fleet = r.fleet
+    rows = [
+        (
+            "cost",
+            f"{r.usd_per_h:,.2f} USD/h, {r.usd_per_month:,.0f} USD/month for {fleet.gpus} devices; "
+            f"{r.usd_per_mtok_output:.3g} USD/Mtok output",
+            f"all cost over output tokens at this load; over input and output {r.usd_per_mtok_blended:.3g}",
+        ),
+        ("users", ", ".join(_latency(r, name) for name in ("ttft_s", "tpot_s", "e2e_s")), ""),
+        (
+            "load",
+            f"{r.utilisation:.0%} of what it carries within the objective"
+            + (f"; still within it with {fleet.spares} down" if fleet.spares else ""),
+            "",
+        ),
+        ("binding", r.binding, ""),
+    ]
+    if r.cost_of and any(v > 0 for v in r.cost_of.values()):
+        rows.append(("limits", ", ".join(f"{k} costs {v:,.2f} USD/h" for k, v in r.cost_of.items()), ""))
+    rows.append(("runner-up", _short(r.runner_up) if r.runner_up else "none", ""))
+    rows.append(("error", _pessimistic(r), ""))
+    near = {n: v for n, v in r.wins_below_usd_per_h.items() if v > 0.3 * r.usd_per_h_of[n]}
+    if near:
+        flips = sorted(near.items(), key=lambda kv: -kv[1] / r.usd_per_h_of[kv[0]])
+        told = [f"{n} below {v:.2f} USD/h (now {r.usd_per_h_of[n]:.2f})" for n, v in flips[:4]]
+        rows.append(("price", "would win: " + ", ".join(told), ""))
+    return rows
 
 
 def _latency(r: Recommendation, name: str) -> str:

@@ -11,6 +11,7 @@ from roofline.plotted import KINDS
 
 if TYPE_CHECKING:
     from roofline.estimates import Estimate
+    from roofline.planner import Recommendation
     from roofline.report.style import Picture
 
 
@@ -49,22 +50,26 @@ def figure_module(kind: str):
     return import_module(f"roofline.report.figures.{kind}")
 
 
-def write_report(e: Estimate, path: str | Path, **options: Any) -> Path:
-    """Write a self-contained page about an estimate to `path`: .html, or .pdf where a Chromium is installed.
+def write_report(subject: Estimate | Recommendation, path: str | Path, **options: Any) -> Path:
+    """Write a self-contained page about an estimate or a plan to `path`: .html, or .pdf where a Chromium is installed.
 
-    Args:     options: of `html_page`: command, question, figures, options, date
+    Args:     options: of the `html_page` of `estimate_page` or `plan_page`: command, question, figures, options, date
     Errors:   InputError for other endings, a missing folder or a missing browser
     """
+    from roofline.estimates import Estimate
     from roofline.files import write_atomically
-    from roofline.report.page import html_page
+    from roofline.planner import Recommendation
+    from roofline.report import estimate_page, plan_page
 
     path = Path(path)
     ending = path.suffix.lower()
     if ending not in (".html", ".htm", ".pdf"):
         raise InputError(f"'{path}': reports are written as .html or .pdf")
-    text = html_page(e, **options)
+    if not isinstance(subject, (Estimate, Recommendation)):
+        raise InputError(f"reports are written of an Estimate or a plan, not of a {type(subject).__name__}")
     if ending == ".pdf":
-        from roofline.report.pdf import write_pdf
+        from roofline.report.pdf import required_browser, write_pdf
 
-        return write_pdf(text, path)
-    return write_atomically(path, text)
+        required_browser()  # told before anything is drawn
+    text = (plan_page if isinstance(subject, Recommendation) else estimate_page).html_page(subject, **options)
+    return write_pdf(text, path) if ending == ".pdf" else write_atomically(path, text)

@@ -22,6 +22,23 @@ def browser() -> str | None:
     return next((found for name in candidates if (found := shutil.which(name))), None)
 
 
+def required_browser() -> str:
+    """The same.
+
+    Errors:   InputError where there is none, with how to get one
+    """
+    program = browser()
+    if program is None:
+        named = os.environ.get("ROOFLINE_BROWSER")
+        looked = f"ROOFLINE_BROWSER names '{named}'" if named else f"looked for {', '.join(BROWSERS)}"
+        raise InputError(
+            f"a PDF is printed by Chromium, Chrome or Edge and none was found ({looked}). Install one (apt install "
+            "chromium; brew install --cask chromium; winget install Google.Chrome) or set ROOFLINE_BROWSER to its "
+            "path; or write .html instead and print it from a browser"
+        )
+    return program
+
+
 def command(program: str, profile: str | Path) -> list[str]:
     """How a browser is started without a window, network services or traces of the user's own profile."""
     words = [
@@ -39,12 +56,7 @@ def write_pdf(html: str, path: str | Path) -> Path:
 
     Errors:   InputError where there is no browser, or it fails
     """
-    program = browser()
-    if program is None:
-        raise InputError(
-            f"a PDF is printed by Chromium or Chrome and none was found (looked for {', '.join(BROWSERS)}; "
-            "ROOFLINE_BROWSER may name one); write .html instead and print it from a browser"
-        )
+    program = required_browser()
     with tempfile.TemporaryDirectory(prefix="roofline-") as folder:
         source, made = Path(folder) / "page.html", Path(folder) / "page.pdf"
         source.write_text(html, encoding="utf-8")

@@ -9,6 +9,7 @@ import numpy as np
 from roofline.errors import InputError, RooflineError
 from roofline.estimates import Estimate
 from roofline.planner import Recommendation
+from roofline.planner.text import DEAR
 from roofline.report.figures import frontier as shared
 from roofline.report.figures.frontier import Curve, Frontier, layout_curve, layouts, pareto, strongest
 from roofline.report.style import Look, Picture
@@ -71,7 +72,7 @@ def lowest(curves: list[Curve], label: str) -> Curve:
 
 
 def _of_plan(r: Recommendation) -> Frontier:
-    rows = sorted(r.frontier, key=lambda p: p.tpot_s)
+    rows = sorted(r.frontier_below(DEAR), key=lambda p: p.tpot_s)
     if not rows:
         raise InputError("this plan has no frontier to draw")
     tokens = r.traffic.rate_per_s * float(r.traffic.osl.mean) * 3600.0 / 1e6
@@ -83,10 +84,16 @@ def _of_plan(r: Recommendation) -> Frontier:
               np.array([p.ttft_s for p in each]), np.array([float(p.replicas) for p in each]))
         for name, each in by_device.items()
     ]  # fmt: skip
+    replicas = float(sum(n for _, n in r.fleet.members))
+    chosen = Curve(
+        "the choice", *(np.array([v]) for v in (1.0 / r.latencies["tpot_s"], r.usd_per_mtok_output,
+                                                r.latencies["ttft_s"], replicas))
+    )  # fmt: skip
     limits = r.slo.limits
     return Frontier(
         str(r.traffic), "Cost against speed of whole fleets", GAIN, False, strongest(curves, False),
-        limits.get("ttft_s"), limits.get("tpot_s"), "replicas", joined=False,
+        limits.get("ttft_s"), limits.get("tpot_s"), "workers" if r.fleet.disaggregated else "replicas", joined=False,
+        chosen=chosen,
     )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ class Frontier:
     slo_tpot_s: float | None = None
     load: str = "in flight"  # what the load of a point counts
     joined: bool = True  # False: points are choices of their own, with nothing between
+    chosen: Curve | None = None  # a point that was chosen for more reasons than these limits, in place of the best
 
     def kept(self, curve: Curve) -> np.ndarray:
         """Points of a curve that keep both limits."""
@@ -80,7 +81,9 @@ class Frontier:
 
     @property
     def best(self) -> tuple[Curve, int] | None:
-        """The point with the best gain that keeps the SLO."""
+        """The point with the best gain that keeps the SLO, or the one that was chosen."""
+        if self.chosen is not None:
+            return self.chosen, 0
         sign = 1.0 if self.larger_is_better else -1.0
         points = [(sign * c.gain[i], c, i) for c in self.curves for i in np.flatnonzero(self.kept(c))]
         return max(points, key=lambda p: p[0])[1:] if points else None
@@ -211,8 +214,9 @@ def caption(f: Frontier) -> str:
     if best is None:
         return f"None of the {len(f.curves)} layouts keeps{limits.removeprefix(' with')}."
     curve, i = best
+    what = f"Best{limits}: {curve.label}" if f.chosen is None else f"The choice{limits}"
     return (
-        f"Best{limits}: {curve.label}, {number(curve.load[i])} {f.load}: {number(curve.gain[i])} "
+        f"{what}, {number(curve.load[i])} {f.load}: {number(curve.gain[i])} "
         f"{f.gain.replace('Output', 'output', 1)}, {number(curve.per_user[i])} tokens/s for each user, "
         f"TTFT {seconds(curve.ttft_s[i])}."
     )
@@ -222,8 +226,9 @@ def draw(figure: Picture, how: Look, f: Frontier) -> None:
     """Draw it; points that miss the TTFT limit are hollow."""
     title(figure, how, f.head, f.about)
     axes = figure.subplots()
-    x = np.concatenate([c.per_user for c in f.curves])
-    y = np.concatenate([c.gain for c in f.curves])
+    shown = f.curves if f.chosen is None else (*f.curves, f.chosen)
+    x = np.concatenate([c.per_user for c in shown])
+    y = np.concatenate([c.gain for c in shown])
     low_x, high_x = float(x.min()) / 1.15, float(x.max()) * 1.15
     low_y, high_y = float(y.min()) / 1.3, float(y.max()) * 1.4
     logarithmic(axes, (low_x, high_x), (low_y, high_y))
@@ -268,7 +273,7 @@ def draw(figure: Picture, how: Look, f: Frontier) -> None:
 
 
 def _mark_best(axes, how: Look, f: Frontier) -> None:
-    if f.best is None or (f.slo_tpot_s is None and f.slo_ttft_s is None):
+    if f.best is None or (f.chosen is None and f.slo_tpot_s is None and f.slo_ttft_s is None):
         return
     curve, i = f.best
     x, y = curve.per_user[i], curve.gain[i]
@@ -276,4 +281,4 @@ def _mark_best(axes, how: Look, f: Frontier) -> None:
               markeredgewidth=1.3, linestyle="", zorder=6)  # fmt: skip
     text = f"{curve.label}, {number(curve.load[i])} {f.load}\n{number(y)} at {number(x)} tok/s"
     others = [point for c in f.curves for point in zip(c.per_user, c.gain)]
-    label_points(axes, how, [(text, (x, y))], boxes_around(axes, others, 0.2 * how.size.text), fontweight="bold")
+    label_points(axes, how, [(text, (x, y))], boxes_around(axes, others, 0.35 * how.size.text), fontweight="bold")
