@@ -1,9 +1,10 @@
-"""MkDocs hooks: the reference pages and the formula index are made from the code while the site is built."""
+"""MkDocs hooks: while the site is built, the reference is made from the code and pages are made of the notebooks."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +13,18 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "roofline"
+NOTEBOOKS = ROOT / "notebooks"
 
 
 def _sibling(name: str):
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
     spec.loader.exec_module(module)
     return module
 
 
 _docstrings = _sibling("_docstrings")
+_notebooks = _sibling("_notebooks")
 
 # Chapters of the reference and of the formula index: title, and the modules (or folders) in them.
 CHAPTERS = {
@@ -177,6 +180,8 @@ def api_page(module: str) -> str:
 
 def on_config(config):
     """Put the made pages into the navigation."""
+    books = next(entry["Notebooks"] for entry in config.nav if "Notebooks" in entry)
+    books += [{made.title: f"{_notebooks.FOLDER}/{made.name}.md"} for made in _notebooks.pages(NOTEBOOKS)]
     reference = ["api/index.md"]
     for title, chapter in CHAPTERS.items():
         reference.append({title: [{m: f"api/{api_path(m)}"} for m in modules(chapter)]})
@@ -186,11 +191,14 @@ def on_config(config):
 
 
 def on_files(files: Files, config) -> Files:
-    """Add the pages that are made from the code."""
+    """Add the pages that are made from the code and from notebooks."""
     made = {"formulas.md": formula_page(), "api/index.md": api_index()}
     for chapter in CHAPTERS.values():
         for module in modules(chapter):
             made[f"api/{api_path(module)}"] = api_page(module)
+    for book in _notebooks.pages(NOTEBOOKS):
+        made[f"{_notebooks.FOLDER}/{book.name}.md"] = book.text
+        made |= {f"{_notebooks.FOLDER}/{name}": png for name, png in book.figures.items()}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files

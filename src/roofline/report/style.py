@@ -201,6 +201,9 @@ class Picture(Figure):
             self.savefig(buffer, format=ending, metadata=metadata, dpi=self.dpi, facecolor=self.get_facecolor())
         return buffer.getvalue()
 
+    def __repr__(self) -> str:  # what a notebook keeps beside the picture, for who cannot see it
+        return self.caption or super().__repr__()
+
     def _repr_png_(self) -> bytes:
         return self.encoded("png")
 
