@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline import units
+from roofline.calibrated import calibrated
 from roofline.errors import InputError, RooflineError, SpecError, UnknownNameError
+from roofline.kernels.gemm import GemmConstants
 from roofline.specs import library, prices
 from roofline.specs.hardware import BLOCK_SCALED, COMPUTES_IN, Accelerator
 
@@ -151,6 +153,31 @@ def test_peaks_are_cores_times_clock(name, fmt, flop_per_clk, tol):
 def test_user_case_units_capacity_01_visible_memory_of_an_h100():
     # U-units_capacity-01: 79.18 to 79.22 GiB (vLLM logs; vllm-project/vllm PR 10511), neither 80e9 B nor 80 GiB
     assert 79.18 <= library.hardware("H100 80GB").usable_bytes / GIB <= 79.22
+
+
+def test_inline_ecc_is_where_the_driver_misses_a_sixteenth():
+    """GDDR6 cards with ECC on report 15/16 of their memory (T4: 15360 of 16384 MiB); with ECC off all of it."""
+    seen = set()
+    for name in NAMES:
+        a = library.hardware(name)
+        if a.vendor == "NVIDIA" and a.memory.driver_total and a.memory.type.startswith("GDDR"):
+            of_label = a.memory.driver_total / (a.memory.capacity / 1e9 * 2**30)
+            assert a.memory.inline_ecc == (of_label < 0.97), (name, of_label)
+            assert not a.memory.inline_ecc or of_label == pytest.approx(15 / 16, abs=0.001)
+            seen.add(a.memory.inline_ecc)
+        elif a.memory.inline_ecc:
+            raise AssertionError(f"{name}: nothing shows it")
+    assert seen == {True, False}
+
+
+def test_carried_over_bandwidth_is_freed_of_codes():
+    """RTX 4090 takes the constants of the L40S, which reads its codes too; an L4 reads them itself."""
+    share = {
+        name: calibrated(library.hardware(name), "gemm", "bf16", "vllm", GemmConstants()).constants.memory_fraction
+        for name in ("l40s", "rtx-4090", "rtx-6000-ada", "l4")
+    }
+    assert share["rtx-4090"] == share["rtx-6000-ada"] == pytest.approx(share["l40s"] * 16 / 15)
+    assert share["l4"] == share["l40s"]
 
 
 def test_user_case_units_capacity_02_gpu_share_of_unified_memory():

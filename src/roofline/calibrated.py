@@ -135,6 +135,9 @@ def _calibrated(entry: Achieved, default: Any, source: Accelerator, op: str, tar
     reached = _carried_share(entry.format, source, target)
     if reached < 1.0 and hasattr(constants, "compute_fraction"):
         constants = replace(constants, compute_fraction=constants.compute_fraction * reached)
+    data = data_share(target) / data_share(source)
+    if data != 1.0 and hasattr(constants, "memory_fraction"):
+        constants = replace(constants, memory_fraction=min(constants.memory_fraction * data, 1.0))
     return Calibrated(constants, _widened(entry.bands, op), "transferred", source.name, entry.format, entry)
 
 
@@ -156,6 +159,23 @@ def _carried_share(fmt: str, source: Accelerator, target: Accelerator) -> float:
         return 1.0
     ratio = [part.peak_flops_per_s(operand) / part.peak_flops_per_s("bf16") for part in (source, target)]
     return min(ratio[0] / ratio[1], 1.0)
+
+
+CODES = 1.0 / 16.0
+
+
+def data_share(accelerator: Accelerator) -> float:
+    """Share of the datasheet bandwidth that is left for data where error-correcting codes are read along with it.
+
+    Formula:  15/16 with inline ECC, else 1
+    Returns:  [-]
+    Assumes:  codes cross the bus as often as the data they belong to, as they take their share of the capacity; it is
+              the least they can cost (a render benchmark saw 15 % on an A40)
+    Source:   capacity that the driver reports with ECC on: 15360 of 16384 MiB (T4), 46068 of 49152 (L40S, A40);
+              exafunction.com/blog/ecc-gpu. On by default for data-centre cards, off for GeForce and workstation cards
+              (support.chaos.com, ECC state for NVIDIA GPUs); HBM and GDDR7 keep codes apart
+    """
+    return 1.0 - CODES if accelerator.memory.inline_ecc else 1.0
 
 
 # Log half-widths of a relative's bands over its own, within one architecture: what makes 80 % of B200 rows fall into

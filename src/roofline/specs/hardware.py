@@ -74,6 +74,7 @@ class Memory(Sourced):
     driver_total: Bytes | None = None  # total that the driver reports (nvidia-smi)
     unified: bool = False  # shared with the CPU and the operating system
     gpu_fraction: Fraction | None = None  # share of a unified memory that the GPU may use by default
+    inline_ecc: bool = False  # error-correcting codes lie in the memory itself: 1/16 of it, and of what crosses its bus
 
     @model_validator(mode="after")
     def _consistent(self) -> Memory:
