@@ -132,6 +132,17 @@ def test_half_cached_prompts_raise_input_throughput():
     assert 2000.0 * hit.requests_per_s == pytest.approx(32149, rel=0.10)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_short_answers_come_no_faster_than_their_prompts_can_be_taken(engine):
+    """Loops of 512 + 1 to 64 tokens: no more prompts a second than whole batches of them without any decode."""
+    where = deployment("llama-3.1-8b", "h100-sxm", engine=engine)
+    osl, users = np.meshgrid([1.0, 2.0, 3.0, 4.0, 8.0, 16.0, 64.0], [1.0, 16.0, 64.0, 256.0, 1024.0])
+    state = steady_state(where, isl=512.0, osl=osl, concurrency=users)
+    least = min(float(where.prefill_step(n, 512.0).total_s) / n for n in (1.0, 4.0, 16.0, 32.0))
+    assert np.all(state.requests_per_s < 1.02 / least)
+    assert np.all(np.diff(state.requests_per_s, axis=1) < 0.02 * state.requests_per_s[:, 1:])
+
+
 def test_bursty_arrivals_wait_longer(llama):
     calm, bursty = (steady_state(llama, isl=2000.0, osl=100.0, rate_per_s=4.0, arrivals_cv2=c) for c in (1.0, 8.0))
     assert bursty.ttft_s > calm.ttft_s and bursty.ttft.at(0.99) > calm.ttft.at(0.99)

@@ -109,6 +109,17 @@ def step_kinds(table: StepTable, load: Load, r: Rules, fill: Array = 1.0) -> Ste
     return table.beside(batch, load.context, load.new, load.past, load.padding if r.mixed else 0.0)
 
 
+def prompt_s(table: StepTable, load: Load, r: Rules) -> Array:
+    """Least seconds of a rank per prompt: nobody waits less for an answer than all prompts in flight take.
+
+    Formula:  max(S(j)/j, f) for j = min(g, b) prompts in a step without decodes, which is as full as the budget lets it
+    Source:   derivation; it binds where answers are so short that prompts are nearly all of the work
+    """
+    inside = np.minimum(np.maximum(prompts_per_step(load, r), 1e-9), np.maximum(load.batch, 1.0))
+    alone = table.beside(0.0, load.context, load.new, load.past)
+    return np.maximum(alone.with_prompts_s(inside) / inside, r.request_s)
+
+
 def steps_to_first(prompts: Array, per_step: Array) -> Array:
     """Mean number of steps to the first token of `prompts` prompts that are let in together.
 
@@ -377,6 +388,8 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     floor, rest = _floor(beat, steady)
     earliest = np.minimum(floor, burst)
     sd = np.hypot(_spread(beat, rest), seats * site.outputs.cv)
+    gaps_s = np.maximum(site.outputs.mean - 1.0, 0.0) * beat.tpot_s
+    rest = rest + np.maximum(wanted * prompt_s(site.table, load, site.rules) - (steady + seats + gaps_s), 0.0)
     ttft = Spread(floor, rest + seats, sd, burst_share, earliest + seats, 2.0 * burst - earliest + seats)
     tpot = Spread(0.0, beat.tpot_s, TPOT_CV * beat.tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
     parts = {"first step": floor, "waiting": rest, "seats": seats, "burst": burst_share * (burst - steady)}
