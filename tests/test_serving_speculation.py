@@ -27,6 +27,7 @@ from roofline.speculative import (
     break_even_batch,
     cycles_spread,
     drawn_cycles,
+    eagle3,
     expected_by_position,
     expected_cycles,
     expected_tokens,
@@ -342,6 +343,37 @@ def test_an_estimate_tells_about_its_cycle(plain):
     assert told["tokens"] == pytest.approx(2.952) and told["verify_s"] == pytest.approx(float(e.decode.total_s))
     assert "2.95 tokens in the time of" in str(e) and "verification of drafts" in str(e)
     assert estimate(plain, isl=1000, osl=300).to_dict()["speculation"] is None
+
+
+def test_pools_levers_and_plans_count_the_same_cycles(plain):
+    """A pool of decode workers, `levers` and `plan` against the steady state of the same replica."""
+    from roofline.planner import plan, traffic
+    from roofline.serving.disaggregated import Pools, pooled_state
+    from roofline.techniques import levers
+
+    where, ask = speculating(plain, "eagle:3:0.7"), {"isl": 300.0, "osl": 800.0, "concurrency": 16.0}
+    alone, pools = steady_state(where, **ask), pooled_state(Pools(where, where, 4, 1), **ask)
+    assert float(pools.tpot_s) == pytest.approx(float(alone.tpot_s), rel=0.1)
+    assert float(pools.tokens_per_s) == pytest.approx(float(alone.tokens_per_s), rel=0.1)
+
+    told = levers(plain, **ask, speculation="eagle:3:0.7", families=["KV format"])
+    assert told.base.tpot_s == pytest.approx(float(alone.tpot_s), rel=1e-9)
+    (found,) = levers(plain, **ask, families=["speculation"]).found
+    fixed_batch = {"batch": 16.0, "context": 700.0, "acceptance": 0.7}
+    best = speculate(plain, eagle3(plain.model), drafts=np.arange(1.0, 9.0), **fixed_batch).speedup.max()
+    assert 1.0 < found.gains["tpot"] < 1.02 * best
+
+    load = {"traffic": traffic(rate_per_s=10.0, isl=1000, osl=300), "max_gpus": 4, "disaggregate": False}
+    base, fast = (plan("llama-3.1-70b", "h100-sxm", speculation=s, **load) for s in (None, "eagle:3:0.8"))
+    assert fast.usd_per_h <= base.usd_per_h
+    assert all(o.deployment.speculation is not None for o, _ in fast.fleet.members)
+
+
+def test_a_command_says_that_it_does_not_speculate(plain):
+    from roofline.handoff import Limits, launch
+
+    assert "3 drafts by eagle" in launch(speculating(plain, "eagle:3:0.8"), "vllm", Limits(4096)).text
+    assert "speculate" not in launch(plain, "vllm", Limits(4096)).text
 
 
 def test_cli_as_a_process():

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from roofline.cli.options import TOKENS, deployment_options, usd_per_h
+from roofline.cli.options import TOKENS, deployment_options, speculation_option, usd_per_h
 
 BY = ("tpot", "ttft", "throughput", "peak", "usd")
 
@@ -14,6 +14,7 @@ BY = ("tpot", "ttft", "throughput", "peak", "usd")
 @click.command("levers")
 @click.argument("model", default="llama-3.1-8b")
 @deployment_options
+@speculation_option
 @click.option("--isl", type=TOKENS, default="1024", show_default=True, help="Prompt tokens of a request.")
 @click.option("--osl", type=TOKENS, default="256", show_default=True, help="Output tokens of a request.")
 @click.option("--cached", type=TOKENS, default="0", show_default=True, help="Prompt tokens already in the KV cache.")
@@ -24,8 +25,8 @@ BY = ("tpot", "ttft", "throughput", "peak", "usd")
 @click.option("--acceptance", type=float, default=0.7, show_default=True, help="Acceptance assumed for drafts.")
 @click.option("--rows", type=int, default=16, show_default=True, help="Techniques to show.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
-def levers_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, concurrency, price, by,
-                   hit_rate, acceptance, rows, as_json) -> None:  # fmt: skip
+def levers_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, speculation, isl, osl, cached,
+                   concurrency, price, by, hit_rate, acceptance, rows, as_json) -> None:  # fmt: skip
     """What would help most: every technique as a what-if on a deployment, and what +10 % of each resource brings.
 
     \b
@@ -37,8 +38,8 @@ def levers_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, is
     from roofline.techniques.text import to_text
 
     found = levers(
-        model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, specs=specs, isl=isl,
-        osl=osl, cached=cached, concurrency=concurrency, usd_per_h=usd_per_h(price),
+        model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, specs=specs,
+        speculation=speculation, isl=isl, osl=osl, cached=cached, concurrency=concurrency, usd_per_h=usd_per_h(price),
         assumed=Assumed(hit_rate=hit_rate, acceptance=acceptance),
     )  # fmt: skip
     if as_json:

@@ -10,7 +10,7 @@ import sys
 
 import click
 
-from roofline.cli.options import TOKENS
+from roofline.cli.options import TOKENS, speculation_option
 from roofline.errors import InputError
 from roofline.units import parse
 
@@ -82,11 +82,12 @@ def prices_of(texts: tuple[str, ...]) -> dict[str, float]:
               help="Print the launch command that realises the plan.")  # fmt: skip
 @click.option("--report", type=click.Path(dir_okay=False), default=None,
               help="Write the plan as a page: .html, or .pdf where Chromium or Chrome is installed.")  # fmt: skip
+@speculation_option
 @click.option("--specs", type=click.Path(), default=None, help="Folder with your own hardware_specs/, model_specs/.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, in SI units.")
 def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, peak, ttft, tpot, e2e, goodput, weights,
                  kv, engine, price, tier, budget, spares, max_gpus, no_mix, no_disaggregation, cross_vendor, cards,
-                 emit, report, specs, as_json) -> None:  # fmt: skip
+                 emit, report, speculation, specs, as_json) -> None:  # fmt: skip
     """The cheapest fleet that serves MODEL within latency objectives, and why.
 
     \b
@@ -114,7 +115,8 @@ def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, pea
     r = plan(
         model, listed(hw), traffic=asked, slo=slo, weights=listed(weights), kv=listed(kv), engine=listed(engine),
         prices=prices_of(price), tier=tier, budget_usd_per_h=budget, spares=spares, max_gpus=max_gpus, mix=not no_mix,
-        disaggregate=not no_disaggregation, cross_vendor=cross_vendor, specs=specs,
+        disaggregate=not no_disaggregation, cross_vendor=cross_vendor, speculation=speculation,
+        specs=specs,
     )  # fmt: skip
     if emit is not None:
         from roofline.handoff import launch_plan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, usd_per_h
+from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, speculation_option, usd_per_h
 from roofline.errors import InputError
 from roofline.plotted import KINDS
 from roofline.units import parse
@@ -58,6 +58,7 @@ def tier_of(text: str):
 @click.argument("subject", type=MODEL, default="llama-3.1-8b", metavar="[MODEL]")
 @deployment_options
 @load_options
+@speculation_option
 @click.option("-o", "--out", type=click.Path(dir_okay=False), default=None,
               help="File: .png, .svg or .pdf.  [default: KIND.png]")  # fmt: skip
 @click.option("--theme", type=click.Choice(("light", "dark")), default="light", show_default=True,
@@ -82,8 +83,8 @@ def tier_of(text: str):
 @click.option("--quantity", default=None, help="validation: column to compare: tpot_s.")
 @click.option("--by", default=None, help="validation: column that tells groups apart.")
 def plot_command(kind, subject, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch,
-                 concurrency, rate, price, out, theme, size, slo_ttft, slo_tpot, max_gpus, against, step, op, drafter,
-                 requests, tier, measured, truth, quantity, by) -> None:  # fmt: skip
+                 concurrency, rate, price, speculation, out, theme, size, slo_ttft, slo_tpot, max_gpus, against, step,
+                 op, drafter, requests, tier, measured, truth, quantity, by) -> None:  # fmt: skip
     """One figure of a deployment, as PNG, SVG or PDF; prints in words what it shows.
 
     \b
@@ -117,7 +118,7 @@ def plot_command(kind, subject, hw, tp, pp, ep, dp, cp, weights, kv, engine, spe
         subject = estimate(
             subject, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, isl=isl, osl=osl,
             batch=batch, concurrency=concurrency, rate_per_s=rate, cached=cached, usd_per_h=usd_per_h(price),
-            specs=specs,
+            speculation=speculation, specs=specs,
         )  # fmt: skip
     path = Path(out or f"{kind}.png")
     picture = plot(subject, kind, out=path, theme=theme, size=size, **options)

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, usd_per_h
+from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, speculation_option, usd_per_h
 from roofline.cli.plot import seconds_of
 from roofline.plotted import KINDS
 
@@ -17,6 +17,7 @@ from roofline.plotted import KINDS
 @click.argument("model", type=MODEL, default="llama-3.1-8b")
 @deployment_options
 @load_options
+@speculation_option
 @click.option("-o", "--out", type=click.Path(dir_okay=False), default="report.html", show_default=True,
               help="File: .html, or .pdf where Chromium or Chrome is installed.")  # fmt: skip
 @click.option("--question", default=None, help="The heading, in place of the one made from the options.")
@@ -28,7 +29,7 @@ from roofline.plotted import KINDS
 @click.option("--against", type=HARDWARE, multiple=True, metavar="HW",
               help="A further device for the cost frontier; may be repeated.")  # fmt: skip
 def report_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, batch, concurrency,
-                   rate, price, out, question, figures, slo_ttft, slo_tpot, against) -> None:  # fmt: skip
+                   rate, price, speculation, out, question, figures, slo_ttft, slo_tpot, against) -> None:  # fmt: skip
     """One self-contained page for a review: question, answer, evidence, figures, tables, assumptions, sources, limits.
 
     It needs no network, follows the reader's light or dark mode, and prints.
@@ -43,7 +44,8 @@ def report_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, is
 
     e = estimate(
         model, hw, tp=tp, pp=pp, ep=ep, dp=dp, cp=cp, weights=weights, kv=kv, engine=engine, isl=isl, osl=osl,
-        batch=batch, concurrency=concurrency, rate_per_s=rate, cached=cached, usd_per_h=usd_per_h(price), specs=specs,
+        batch=batch, concurrency=concurrency, rate_per_s=rate, cached=cached, usd_per_h=usd_per_h(price),
+        speculation=speculation, specs=specs,
     )  # fmt: skip
     limits = {"slo_ttft_s": seconds_of("slo-ttft", slo_ttft), "slo_tpot_s": seconds_of("slo-tpot", slo_tpot)}
     limits = {name: value for name, value in limits.items() if value is not None}

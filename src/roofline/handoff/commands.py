@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, UnknownNameError
@@ -277,4 +277,8 @@ def launch(d: Deployment, engine: str, asked: Limits, role: str = "replica") -> 
     """
     if engine not in EMITTERS:
         raise UnknownNameError("engine to emit for", engine, EMITTERS)
-    return EMITTERS[engine](d, asked, role)
+    found = EMITTERS[engine](d, asked, role)
+    if d.speculation is None:
+        return found
+    note = f"the command does not speculate: add the engine's own flags for {d.speculation}"
+    return replace(found, notes=(*found.notes, note))

@@ -28,6 +28,7 @@ from roofline.specs.library import hardware
 from roofline.specs.model import Model
 from roofline.specs.prices import priced, quote
 from roofline.specs.refs import load_model
+from roofline.speculative import Speculation
 
 __all__ = ["Fleet", "NoPlanError", "Recommendation", "Slo", "Traffic", "plan", "traffic"]
 
@@ -107,6 +108,7 @@ def plan(
     mix: bool = True,
     disaggregate: bool = True,
     cross_vendor: bool = False,
+    speculation: str | Speculation | None = None,
     specs: str | Path | None = None,
 ) -> Recommendation:
     """The cheapest fleet that serves this traffic within the objective, and why.
@@ -116,7 +118,8 @@ def plan(
               and what the engine does); prices: {device: USD/h} in place of the price list's; tier: kind of provider;
               budget_usd_per_h; spares: replicas that may be down (N + 1: 1), of each pool; max_gpus: of one replica;
               mix: two kinds of replica may serve together; disaggregate: prefill and decode may have pools of their
-              own; cross_vendor: pools of unlike vendors too, though no released engine moves KV between them
+              own; cross_vendor: pools of unlike vendors too, though no released engine moves KV between them;
+              speculation: of every replica, as in `estimate`
     Returns:  Recommendation
     Assumes:  requests are dealt to replicas in proportion to what they carry; prices are per device-hour
     Errors:   NoPlanError with the nearest alternative where nothing keeps the objective or the budget
@@ -132,7 +135,7 @@ def plan(
         (native if w is None else precision_named(w)).with_kv(k) for w in _several(weights) for k in _several(kv)
     ]
     engines = [e if isinstance(e, Engine) else engine_named(e) for e in _several(engine)]
-    found, rejected = candidates(parsed, devices, precisions, engines, traffic.longest, max_gpus)
+    found, rejected = candidates(parsed, devices, precisions, engines, traffic.longest, max_gpus, speculation, specs)
     if not found:
         raise NoPlanError(_nothing_fits(parsed, devices, precisions, engines, traffic, rejected))
     search, dropped = _search(found, paid, traffic, spares, mix, disaggregate, cross_vendor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, RooflineError
@@ -14,6 +15,7 @@ from roofline.precision import Precision
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import Accelerator
 from roofline.specs.model import Model
+from roofline.speculative import Speculation, speculating
 
 MAX_GPUS = 32  # of one replica
 MAX_TP = 16
@@ -58,9 +60,12 @@ def candidates(
     engines: Iterable[Engine],
     longest: float,
     max_gpus: int = MAX_GPUS,
+    speculation: str | Speculation | None = None,
+    specs: str | Path | None = None,
 ) -> tuple[list[Deployment], list[Rejection]]:
     """Deployments that start and hold at least one request of `longest` tokens, and those that do not.
 
+    Args:     speculation: of all of them, see `speculating`
     Returns:  (deployments, rejections); nothing here depends on load, objectives or prices
     """
     good: list[Deployment] = []
@@ -69,7 +74,7 @@ def candidates(
         for precision in precisions:
             for engine in engines:
                 for plan in plans(model, accelerator, max_gpus):
-                    tried = Deployment(model, accelerator, plan, precision, engine)
+                    tried = speculating(Deployment(model, accelerator, plan, precision, engine), speculation, specs)
                     why = obstacle(tried, longest)
                     if why is None:
                         good.append(tried)

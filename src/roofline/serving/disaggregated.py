@@ -10,7 +10,7 @@ from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import InputError, check_number
 from roofline.serving.capacity import held_tokens, kv_sequences
-from roofline.serving.lengths import Lengths, as_lengths
+from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.queueing import queue_wait
 from roofline.serving.steady import rules
 from roofline.serving.steps import step_table
@@ -124,6 +124,7 @@ def pooled_state(
               closed loop:  b the largest with X(b) <= R and b + X(b) (T_pre + wait + transfer) <= C;
                             what of C is neither decoding nor on its way waits: for a slot, or for the prefill pool
               TTFT = C/X - O D (closed), T_pre + wait + transfer + hand-over (open)
+              a decode pool that speculates: D is a cycle, O counts cycles, TPOT is per token
     Args:     isl, osl [tokens]; concurrency [requests] or rate_per_s [1/s] of the whole; cached [tokens];
               burst_share [-]: part of the requests that arrive together at the start; handover_s [s]: router and
               connector
@@ -145,15 +146,16 @@ def pooled_state(
     pool_rate = stations * whole / steps.with_prompts_s(whole)
     transfer = kv_transfer_s(pools, prompts.mean) + handover_s
     ranks = pools.decode_workers * pools.decode.plan.dp
-    table, context, length = step_table(pools.decode), prompts.mean + outputs.mean / 2.0, outputs.mean
-    cap = np.maximum(kv_sequences(pools.decode, held_tokens(prompts.mean, length)), 1.0) * ranks
+    table, context, s = step_table(pools.decode), prompts.mean + outputs.mean / 2.0, pools.decode.speculation
+    steps_each = outputs.mean if s is None else in_cycles(outputs, s.shares).mean
+    cap = np.maximum(kv_sequences(pools.decode, held_tokens(prompts.mean, outputs.mean)), 1.0) * ranks
     slots = np.minimum(pools.slots, cap)
 
     def step_s(batch: Array) -> Array:
         return table.decode(np.maximum(batch / ranks, 1.0), context)
 
     def served(batch: Array) -> Array:
-        return batch / (length * step_s(batch))
+        return batch / (steps_each * step_s(batch))
 
     def wait_s(rate: Array) -> Array:
         return queue_wait(np.minimum(rate / pool_rate, 0.98), stations / pool_rate, stations, 1.0, prompts.cv**2)
@@ -171,10 +173,10 @@ def pooled_state(
             fits = rate <= np.minimum(asked, pool_rate)
         low, high = np.where(fits, middle, low), np.where(fits, high, middle)
     batch = np.maximum(low, 1e-9)
-    tpot, rate = step_s(batch), served(batch)
-    path = one + wait_s(rate) + transfer + r.front_s + r.request_s + tpot
+    step, rate = step_s(batch), served(batch)
+    path = one + wait_s(rate) + transfer + r.front_s + r.request_s + step
     if rate_per_s is None:
-        steady = np.maximum(asked / rate - length * tpot, path)
+        steady = np.maximum(asked / rate - steps_each * step, path)
         burst = np.maximum(asked / (2.0 * pool_rate), path)
         ttft = (1.0 - burst_share) * steady + burst_share * burst
         slot = np.maximum(steady - path, 0.0)
@@ -182,7 +184,9 @@ def pooled_state(
     else:
         ttft, slot = path, 0.0 * path
         saturated = asked > np.minimum(pool_rate, served(slots))
+    tpot = step if s is None else step * (steps_each - 1.0) / np.maximum(outputs.mean - 1.0, 1.0)
+    e2e = ttft + (outputs.mean - 1.0) * tpot
     return PoolState(
-        ttft, tpot, ttft + (length - 1.0) * tpot, rate, rate * length, batch, rate / pool_rate, batch / slots, one,
+        ttft, tpot, e2e, rate, rate * outputs.mean, batch, rate / pool_rate, batch / slots, one,
         transfer, slot, saturated,
     )  # fmt: skip

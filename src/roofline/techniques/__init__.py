@@ -15,6 +15,7 @@ from roofline.deployment import deployment as deployed
 from roofline.errors import InputError, RooflineError, check_number
 from roofline.estimates import EXAMPLE_HARDWARE, EXAMPLE_MODEL
 from roofline.specs.prices import quote
+from roofline.speculative import Speculation, speculating
 from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, Assumed, Cut, WhatIf
 from roofline.techniques.elasticity import Elasticity, elasticities
 from roofline.techniques.outcome import GAINS, Outcome, Scene, outcome
@@ -125,18 +126,21 @@ def levers(
     usd_per_h: float | None = None,
     assumed: Assumed | None = None,
     families: Iterable[str] | None = None,
+    speculation: str | Speculation | None = None,
     **layout: Any,
 ) -> Levers:
     """Every technique evaluated on a deployment under a load, to be ranked.
 
     Args:     model, hw, and tp, pp, ep, dp, cp, weights, kv, engine, specs as in `estimate`, or a Deployment as model;
               isl, osl, cached [tokens]; concurrency [requests in flight on the replica]; usd_per_h of one device;
-              assumed: hit rates, acceptance and the like that techniques need; families: only these
+              assumed: hit rates, acceptance and the like that techniques need; families: only these; speculation: of
+              the deployment, as in `estimate`
     Returns:  Levers
     Assumes:  each technique alone, everything else as it is; gains do not simply multiply (`conflicts`)
     Errors:   NotPossibleError where the deployment itself does not fit
     """
     where = model if isinstance(model, Deployment) else deployed(model, hw, **layout)
+    where = speculating(where, speculation, layout.get("specs"))
     scene = Scene(
         float(check_number("isl", isl, low=1, high=1e9)), float(check_number("osl", osl, low=1, high=1e9)),
         float(check_number("concurrency", concurrency, low=1, high=1e7)),

@@ -23,7 +23,7 @@ from roofline.specs.engine import Engine
 from roofline.specs.library import hardware
 from roofline.specs.model import Model
 from roofline.specs.prices import priced, quote
-from roofline.speculative import best_draft_length, eagle3, mtp
+from roofline.speculative import Speculation, best_draft_length, eagle3, mtp
 from roofline.techniques.outcome import NotPossibleError, Outcome, Scene, outcome, running
 
 
@@ -254,7 +254,7 @@ def _speculated(d: Deployment, scene: Scene, usd: float, known: Assumed, drafter
     found = best_draft_length(d, drafter, acceptance=known.acceptance, batch=running(d, scene), context=context)
     if float(found.drafts) < 1:
         raise NotPossibleError("verification costs more than the drafts bring at this batch")
-    return outcome(d, scene, usd).faster(float(found.speedup))
+    return outcome(d.with_(speculation=Speculation(drafter, int(found.drafts), known.acceptance)), scene, usd)
 
 
 def launches(d: Deployment, scene: Scene, usd: float, known: Assumed) -> Iterator[WhatIf]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,17 +38,6 @@ class Outcome:
     peak_concurrency: float
     gpus: int
     osl: float
-
-    def faster(self, speedup: float) -> Outcome:
-        """The same with output tokens that come `speedup` times as fast and all else as it is.
-
-        Formula:  tpot' = tpot / s; rates x e2e / e2e'
-        """
-        tpot = self.tpot_s / speedup
-        before = self.ttft_s + (self.osl - 1.0) * self.tpot_s
-        gain = before / (self.ttft_s + (self.osl - 1.0) * tpot)
-        return replace(self, tpot_s=tpot, tokens_per_s_gpu=self.tokens_per_s_gpu * gain,
-                       usd_per_mtok=self.usd_per_mtok / gain)  # fmt: skip
 
     def gains_over(self, base: Outcome) -> dict[str, float]:
         """How many times better than `base`, by name of GAINS: above 1 is better.
