@@ -289,7 +289,8 @@ def _tabulated(deployment: Deployment) -> StepTable:
     kernels = step_launches(x.op for x in one.times)
     prompt = lanes("attention", Sequences(float(dp), p[:, None], past))
     many = lanes("attention", Sequences(MANY * dp, p[:, None], past))
-    head = lanes("head", deployment.decoding(b * dp, 1.0))
+    alone = lanes("head", Sequences(b * dp, 1.0, 1.0))
+    head = alone if deployment.speculation is None else lanes("head", deployment.decoding(b * dp, 1.0))
     verified = 1.0 if deployment.speculation is None else float(deployment.speculation.verified)
     tokens, stages = lanes("tokens", every), None
     if pp > 1:
@@ -298,7 +299,7 @@ def _tabulated(deployment: Deployment) -> StepTable:
     return StepTable(
         profile.schedule,
         tokens,
-        lanes("head", Sequences(b * dp, 1.0, 1.0)),
+        alone,
         head[..., None] + lanes("attention", deployment.decoding(b[:, None] * dp, c)),
         prompt,
         (many - prompt) / (MANY - 1.0),
