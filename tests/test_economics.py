@@ -72,6 +72,17 @@ def test_busy_matrix_units_draw_power_before_they_set_the_pace():
     assert step.parts_s["compute"] < 0.01 * step.total_s < 0.1 * step.busy_s("compute")
 
 
+def test_prices_of_input_and_output_follow_the_time_they_take():
+    """Longer outputs shift cost to them; together they pay the whole, and a lone prompt takes what its step does."""
+    short, long = (estimate("llama-3.1-70b", "h100-sxm", tp=4, isl=2000, osl=n, concurrency=16) for n in (50, 2000))
+    assert short.input_share > 2 * long.input_share
+    for e in (short, long):
+        price_in, price_out = e.usd_per_mtok_split
+        assert price_in * e.isl / e.osl + price_out == pytest.approx(e.usd_per_mtok_output.value)
+    one = estimate("llama-3.1-8b", "h100-sxm", isl=1000, osl=11, batch=1)
+    assert one.input_share == pytest.approx(one.ttft_s.value / one.e2e_s.value)
+
+
 def test_joules():
     assert joules_per_token(board_power_w(700.0, 1.0) * 8, 12000.0) == pytest.approx(5600.0 / 12000.0)
 

@@ -105,19 +105,26 @@ def answer_rows(e: Estimate) -> list[tuple[str, str, str]]:
         ("intensity", f"{e.intensity:.3g} FLOP/B", f"ridge point {e.ridge_point:.0f} FLOP/B"),
         ("bound", e.regime.name, str(e.regime).removeprefix(e.regime.name).strip(" ;")),
     ]
-    if e.usd_per_mtok_output and e.usd_per_mtok_blended:
+    if e.usd_per_mtok_output and e.usd_per_mtok_blended and e.usd_per_mtok_split:
+        price_in, price_out = map(number, e.usd_per_mtok_split)
         rows += [
             (
                 "cost",
                 f"{plain_band(e.usd_per_mtok_output)} USD/Mtok output",
-                f"all cost over output tokens; over input and output {number(e.usd_per_mtok_blended.value)}; "
-                f"{gpus} x {e.price_source}",
+                f"all cost over output tokens; over input and output {number(e.usd_per_mtok_blended.value)}; split by "
+                f"time: input {price_in}, output {price_out}; {gpus} x {e.price_source}",
             )
         ]
     else:
         rows += [("cost", "unknown", e.price_source)]
     if e.joules_per_token is not None:
-        rows += [("energy", f"{number(e.joules_per_token)} J per output token", "at rated power: an upper bound")]
+        rows += [
+            (
+                "energy",
+                f"{number(e.joules_per_token)} J per output token",
+                f"at rated power, an upper bound; {number(e.joules_per_token_expected)} J expected",
+            )
+        ]
     rows += [
         (
             "memory",

@@ -12,7 +12,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment, deployment
-from roofline.economics import board_power_w, joules_per_token, usd_per_mtok
+from roofline.economics import board_power_w, joules_per_token, usd_per_mtok, usd_per_mtok_split
 from roofline.errors import InputError, check_number
 from roofline.kernels.times import OpTime
 from roofline.memory import Footprint, fewest_gpus
@@ -203,12 +203,28 @@ class Estimate(
         return None if tdp is None else joules_per_token(tdp * self.deployment.plan.gpus, self.tokens_per_s.value)
 
     @cached_property
+    def _steps_each(self) -> float:
+        """Decode steps for each prefill: those of one request over the requests that share them under the load."""
+        return self.steps / (1.0 if self.state is None else max(self.running or 1.0, 1.0))
+
+    @cached_property
+    def input_share(self) -> float:
+        """Part of the step time that prompts take, as they come under the load."""
+        return float(self.prefill.total_s / (self.prefill.total_s + self._steps_each * self.decode.total_s))
+
+    @cached_property
+    def usd_per_mtok_split(self) -> tuple[float, float] | None:
+        """Prices of input and of output that pay all cost, in proportion to the time that each takes [USD/Mtok]."""
+        if self.usd_per_h is None:
+            return None
+        output, usd_per_h = self.tokens_per_s.value, self.usd_per_h * self.deployment.plan.gpus
+        return usd_per_mtok_split(usd_per_h, output * self.isl / self.osl, output, self.input_share)
+
+    @cached_property
     def compute_share(self) -> float:
         """Part of the step time in which matrix units are busy, prompts and decodes as they come under the load."""
-        together = 1.0 if self.state is None else max(self.running or 1.0, 1.0)  # that share a decode step
-        steps = self.steps / together
-        busy = self.prefill.busy_s("compute") + steps * self.decode.busy_s("compute")
-        return float(busy / (self.prefill.total_s + steps * self.decode.total_s))
+        busy = self.prefill.busy_s("compute") + self._steps_each * self.decode.busy_s("compute")
+        return float(busy / (self.prefill.total_s + self._steps_each * self.decode.total_s))
 
     @cached_property
     def joules_per_token_expected(self) -> float | None:

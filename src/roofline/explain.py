@@ -81,6 +81,7 @@ def as_dict(e: Estimate) -> dict[str, Any]:
         "price_source": e.price_source,
         "usd_per_mtok_output": value(e.usd_per_mtok_output),
         "usd_per_mtok_blended": value(e.usd_per_mtok_blended),
+        "usd_per_mtok_split": e.usd_per_mtok_split,
         "joules_per_token": e.joules_per_token,
         "joules_per_token_expected": e.joules_per_token_expected,
         "evidence": e.evidence,

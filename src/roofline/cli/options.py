@@ -11,10 +11,10 @@ from roofline.units import parse
 
 
 class Tokens(click.ParamType):
-    """A token count: '2000', '128k' (thousands) or '128Ki' (1024s)."""
+    """A token count: '2000', '128k' (thousands), '128Ki' (1024s), or by the day '5b' (10^9), '1t' (10^12)."""
 
     name = "tokens"
-    factors = (("ki", 1024.0), ("mi", 1048576.0), ("k", 1e3), ("m", 1e6))
+    factors = (("ki", 1024.0), ("mi", 1048576.0), ("k", 1e3), ("m", 1e6), ("b", 1e9), ("t", 1e12))
 
     def convert(self, value, param, ctx):
         if isinstance(value, (int, float)):

@@ -94,7 +94,7 @@ def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, pea
     Examples:
       roofline plan
       roofline plan llama-3.1-70b --rate 20 --isl 2000 --osl 300 --ttft '1 s@p90' --tpot '40 ms' --weights fp8
-      roofline plan deepseek-r1 --tokens-per-day 5000m --isl 4000 --osl 500 --tpot 50ms --spares 1 --emit vllm
+      roofline plan deepseek-r1 --tokens-per-day 5b --isl 4000 --osl 500 --tpot 50ms --spares 1 --emit vllm
       roofline plan llama-3.1-70b --trace requests.csv --ttft '2 s@p99' --budget 40
       roofline plan qwen3-32b --rate 8 --isl 2000 --osl 400 --ttft 1s --tpot 30ms --report plan.html
     """

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, UnknownNameError
 from roofline.memory.footprint import limits
+from roofline.specs.engine import engine_named
 
 GPUS_PER_NODE = 8
 
@@ -169,8 +170,6 @@ def sglang(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
 def tensorrt_llm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     """`trtllm-serve` with the PyTorch backend and its YAML."""
     p, (seqs, tokens) = d.plan, _settings(d, asked)
-    if d.accelerator.vendor != "NVIDIA":
-        raise InfeasibleError(f"tensorrt-llm runs on NVIDIA devices; this one is of {d.accelerator.vendor}")
     if p.dp > 1 and p.tp > 1:
         raise InfeasibleError(
             f"dp: tensorrt-llm's attention data parallelism is over all ranks: tp 1 dp {p.tp * p.dp}, not {p}"
@@ -277,6 +276,9 @@ def launch(d: Deployment, engine: str, asked: Limits, role: str = "replica") -> 
     """
     if engine not in EMITTERS:
         raise UnknownNameError("engine to emit for", engine, EMITTERS)
+    runs_on = engine_named(engine).vendors if engine != "dynamo" else d.engine.vendors
+    if runs_on and d.accelerator.vendor not in runs_on:
+        raise InfeasibleError(f"{engine} runs on {', '.join(runs_on)} devices; this one is of {d.accelerator.vendor}")
     found = EMITTERS[engine](d, asked, role)
     if d.speculation is None:
         return found

@@ -132,9 +132,11 @@ def plan(
     devices, paid, sources, notes = _devices(hw, prices, tier, specs)
     native = precision_named(parsed.native) if loaded is None or loaded.precision is None else loaded.precision
     precisions = [
-        (native if w is None else precision_named(w)).with_kv(k) for w in _several(weights) for k in _several(kv)
+        (native if w is None else precision_named(w)).with_kv(k)
+        for w in _several("weights", weights)
+        for k in _several("kv", kv)
     ]
-    engines = [e if isinstance(e, Engine) else engine_named(e) for e in _several(engine)]
+    engines = [e if isinstance(e, Engine) else engine_named(e) for e in _several("engine", engine)]
     found, rejected = candidates(parsed, devices, precisions, engines, traffic.longest, max_gpus, speculation, specs)
     if not found:
         raise NoPlanError(_nothing_fits(parsed, devices, precisions, engines, traffic, rejected))
@@ -155,12 +157,12 @@ def plan(
     )  # fmt: skip
 
 
-def _several(value: Any) -> list[Any]:
+def _several(name: str, value: Any) -> list[Any]:
     if value is None or isinstance(value, (str, Engine, Accelerator)):
         return [value]
     values = list(value)
     if not values:
-        raise InputError("an empty list allows nothing")
+        raise InputError(f"{name}: an empty list allows nothing; leave it out for the default, or name some")
     return values
 
 
@@ -169,7 +171,7 @@ def _devices(hw, prices, tier, specs) -> tuple[list[Accelerator], dict[str, floa
     given = {hardware(n, specs=specs).name: float(check_number(f"price of {n}", v, low=0.0, high=1e6))
              for n, v in (prices or {}).items()}  # fmt: skip
     named = hw is not None
-    wanted = _several(hw) if named else list(dict.fromkeys([*given, *priced(specs)]))
+    wanted = _several("hw", hw) if named else list(dict.fromkeys([*given, *priced(specs)]))
     devices, paid, sources = {}, {}, {}
     for one in wanted:
         a = one if isinstance(one, Accelerator) else hardware(one, specs=specs)
@@ -182,7 +184,9 @@ def _devices(hw, prices, tier, specs) -> tuple[list[Accelerator], dict[str, floa
             paid[a.name], sources[a.name] = found.usd_per_hour, str(found)
         elif named:
             where = f" from a {tier}" if tier else ""
-            raise InputError(f"no price on record for {a.name}{where}; give one: prices={{'{a.name}': 2.5}}")
+            raise InputError(
+                f"no price on record for {a.name}{where}; give one: --price {a.name}=2.5, or prices={{'{a.name}': 2.5}}"
+            )
         else:
             continue
         devices[a.name] = a
@@ -314,7 +318,7 @@ def _nothing_keeps(search: Search, slo: Slo) -> str:
     )
     factor = nearest.shortfall(slo)
     hint = (
-        f"limits looser by {factor - 1.0:.0%} can be kept"
+        f"limits {factor:.3g} times as long can be kept"
         if factor > 1.0
         else "the share of requests that must keep all limits is too high"
     )

@@ -85,6 +85,9 @@ def candidates(
 
 def obstacle(tried: Deployment, longest: float) -> str | None:
     """Why a deployment cannot run at all; None where it can."""
+    runs_on = tried.engine.vendors
+    if runs_on and tried.accelerator.vendor not in runs_on:
+        return f"{tried.engine.name} does not run on {tried.accelerator.vendor} devices"
     try:
         memory = tried.footprint(longest)
         if not bool(memory.fits):

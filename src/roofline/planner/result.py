@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roofline.economics import usd_per_month, usd_per_mtok
+from roofline.economics import joules_per_token, usd_per_month, usd_per_mtok, usd_per_mtok_split
 from roofline.planner.demand import Slo, Traffic
 from roofline.planner.fleet import Fleet
 from roofline.planner.layouts import Rejection
@@ -110,6 +110,27 @@ class Recommendation(Plotted, figures=("cost",)):
         """All cost over input and output tokens together, at this load [USD/Mtok]."""
         return float(usd_per_mtok(self.usd_per_h, self.traffic.tokens_per_s))
 
+    @cached_property
+    def usd_per_mtok_split(self) -> tuple[float, float]:
+        """Prices of input and output that pay all cost: by the time that each takes, of pools by what each costs."""
+        costs = [n * o.usd_per_h_replica for o, n in self.fleet.members]
+        if self.fleet.disaggregated:
+            share = costs[0] / max(sum(costs), 1e-300)
+        else:
+            share = sum(c * e.input_share for c, e in zip(costs, self.estimates())) / max(sum(costs), 1e-300)
+        t = self.traffic
+        both = (t.rate_per_s * float(x.mean) for x in (t.isl, t.osl))
+        return usd_per_mtok_split(self.usd_per_h, *both, share)
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of an output token at this load with every device at its rated power: an upper bound [J]."""
+        rated = [(n * o.deployment.plan.gpus, o.deployment.accelerator.tdp_w) for o, n in self.fleet.members]
+        if any(tdp is None for _, tdp in rated):
+            return None
+        power_w = sum(gpus * (tdp or 0.0) for gpus, tdp in rated)
+        return float(joules_per_token(power_w, self.traffic.rate_per_s * self.traffic.osl.mean))
+
     @property
     def utilisation(self) -> float:
         """Load over what the fleet carries within the objective with all replicas up."""
@@ -163,6 +184,8 @@ class Recommendation(Plotted, figures=("cost",)):
             "usd_per_month": self.usd_per_month,
             "usd_per_mtok_output": self.usd_per_mtok_output,
             "usd_per_mtok_blended": self.usd_per_mtok_blended,
+            "usd_per_mtok_split": self.usd_per_mtok_split,
+            "joules_per_token": self.joules_per_token,
             "utilisation": self.utilisation,
             "latencies": self.latencies,
             "binding": self.binding,

@@ -48,13 +48,14 @@ def lines(r: Recommendation) -> list[str]:
 
 def answers(r: Recommendation) -> list[tuple[str, str, str]]:
     """What the fleet costs and gives, and what decides: (name, what is said, remark)."""
-    fleet = r.fleet
+    fleet, split = r.fleet, r.usd_per_mtok_split
     rows = [
         (
             "cost",
             f"{r.usd_per_h:,.2f} USD/h, {r.usd_per_month:,.0f} USD/month for {fleet.gpus} devices; "
             f"{r.usd_per_mtok_output:.3g} USD/Mtok output",
-            f"all cost over output tokens at this load; over input and output {r.usd_per_mtok_blended:.3g}",
+            f"all cost over output tokens at this load; over input and output {r.usd_per_mtok_blended:.3g}; split by "
+            f"{'pool' if fleet.disaggregated else 'time'}: input {split[0]:.3g}, output {split[1]:.3g}",
         ),
         ("users", ", ".join(_latency(r, name) for name in ("ttft_s", "tpot_s", "e2e_s")), ""),
         (
@@ -69,6 +70,9 @@ def answers(r: Recommendation) -> list[tuple[str, str, str]]:
         rows.append(("limits", ", ".join(f"{k} costs {v:,.2f} USD/h" for k, v in r.cost_of.items()), ""))
     rows.append(("runner-up", _short(r.runner_up) if r.runner_up else "none", ""))
     rows.append(("error", _pessimistic(r), ""))
+    if r.joules_per_token is not None:
+        told = f"{r.joules_per_token:.3g} J per output token with every device at rated power: an upper bound"
+        rows.insert(1, ("energy", told, ""))
     near = {n: v for n, v in r.wins_below_usd_per_h.items() if v > 0.3 * r.usd_per_h_of[n]}
     if near:
         flips = sorted(near.items(), key=lambda kv: -kv[1] / r.usd_per_h_of[kv[0]])

@@ -184,6 +184,7 @@ class Engine(BaseModel):
     title: str
     aliases: tuple[str, ...] = ()
     version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None = None
+    vendors: tuple[str, ...] = Field((), description="whose devices it runs on; empty: nothing is excluded here")
     memory: MemoryProfile = MemoryProfile()
     step: StepProfile = StepProfile()
     scheduler: SchedulerProfile = SchedulerProfile()
