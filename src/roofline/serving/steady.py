@@ -23,9 +23,6 @@ from roofline.specs.engine import SchedulerProfile
 from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
 ROUNDS = 4  # of the fixed points; the next one moves a result by less than 0.1 %
-# Spread of the ends of a generation over that of its lengths; tuned to the event simulator. Engines that stop decoding
-# for prompts keep requests closer together.
-WINDOW, WINDOW_STOPPED = 4.0, 1.7
 SEARCHES, MORE = 3, 8  # rounds in search of the batch that a rate comes to: of all points, and of those not yet there
 NEAR = 1e-4  # relative step at which a search has arrived
 CALM = 0.999  # utilisation above which a queue is not extrapolated
@@ -93,13 +90,14 @@ def rules(profile: SchedulerProfile, isl: Array, dp: int, knobs: Mapping[str, Ar
 def prompts_per_step(load: Load, r: Rules) -> Array:
     """How many prompts the token budget lets into one step; below 1 a prompt takes several.
 
-    Formula:  mixed and chunked: (B - v b)/x; mixed, whole prompts: max(1, floor((B - v b)/x)); prompts first: B/x
+    Formula:  mixed and chunked: (B - v (b - 1))/x; mixed, whole prompts: max(1, floor((B - v (b - 1))/x)); prompts first:
+              B/x
     Source:   scheduler rules of vLLM, TensorRT-LLM and SGLang
     """
     new = np.maximum(load.new, 1.0)
     if not r.mixed:
         return r.budget / new
-    room = np.maximum(r.budget - r.verified * load.batch, 1.0) / new
+    room = np.maximum(r.budget - r.verified * (load.batch - 1.0), 1.0) / new
     return room if r.chunked else np.maximum(np.floor(room), 1.0)
 
 
@@ -131,12 +129,25 @@ def steps_to_first(prompts: Array, per_step: Array) -> Array:
     return (np.ceil(prompts / per_step - 1e-9) + np.ceil(1.0 / per_step - 1e-9)) / 2.0
 
 
+def alone_s(steps: Steps, per_step: Array) -> Array:
+    """Seconds of the steps that one prompt takes, the last of which may be shorter.
+
+    Formula:  (n - 1) S(min(g, 1)) + S(1 - (n - 1) min(g, 1)),  n = ceil(1/g)
+    Args:     per_step g [-]: prompts that one step has room for
+    Returns:  [s]
+    Source:   derivation
+    """
+    more, most = np.ceil(1.0 / per_step - 1e-9) - 1.0, np.minimum(per_step, 1.0)
+    return more * steps.with_prompts_s(most) + steps.with_prompts_s(1.0 - more * most)
+
+
 def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array:
     """Mean TTFT of a whole batch of requests that arrive at once at an idle replica.
 
     Formula:  late = 1 - 1/b, q = max(b - 1, 1), n = ceil(q/min(g, q)), k1 = clip(S(1; 1/2)/f, 1, min(g, b))
-              L0 + out D + max(f + S(1; 0) + late S(min(g, q); 1/2) (n + ceil(1/g))/2,  f (b + 1)/2 + 1.5 S(k1; 1/2))
+              L0 + out D + max(f + S(1; 0) + late Q,  f (b + 1)/2 + 1.5 S(k1; 1/2))
               + late N D1 (polling) + late hold D1 (prompts held back)
+                Q = mean over n - 1 full steps of g prompts and one of the rest; long prompts: S(g; 1/2) (n + ceil(1/g))/2
     Assumes:  S(k; u) is a step of k prompts beside the share u of the batch; the first prompt is tokenised first and
               runs alone, the others follow together
     Source:   derivation: either the prefill or the tokeniser (f seconds a request, serial) sets the pace
@@ -147,8 +158,11 @@ def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array
     alone = table.decode(1.0, load.context)
     waves, chunks = np.ceil(others / np.minimum(g, others) - 1e-9), np.ceil(1.0 / g - 1e-9)
     half = step_kinds(table, load, r, 0.5)
-    first = step_kinds(table, load, r, 0.0).with_prompts_s(np.minimum(1.0, g)) * chunks
-    queued = f + first + late * half.with_prompts_s(np.minimum(g, others)) * (waves + chunks) / 2.0
+    first = alone_s(step_kinds(table, load, r, 0.0), g)
+    full_s, full = half.with_prompts_s(np.minimum(g, others)), np.minimum(np.maximum(g, 1.0), others)
+    rest = np.clip(others - (waves - 1.0) * full, 0.0, full)
+    whole = (full_s * (waves - 1.0) * (full * waves / 2.0 + rest) + half.with_prompts_s(rest) * rest) / others
+    queued = f + first + late * np.where(g >= 1.0, whole, full_s * (waves + chunks) / 2.0)
     most = np.maximum(np.minimum(g, b), 1.0)
     joined = np.clip(half.with_prompts_s(np.minimum(1.0, g)) * chunks / np.maximum(f, 1e-9), 1.0, most)
     paced = f * (b + 1.0) / 2.0 + 1.5 * half.with_prompts_s(np.minimum(joined, np.maximum(g, 1.0)))
@@ -163,29 +177,72 @@ class Rhythm:
 
     steps: Steps
     decode_s: Array  # a step without prompts
-    one_s: Array  # a step with one prompt, or the chunk of it that the budget allows
+    alone_s: Array  # the steps of one prompt that meets no other
     tpot_s: Array
-    prompts: Array  # that are let in together
-    inside: Array  # of them in one step
+    prompts: Array  # that are let in together, on average over steps
+    company: Array  # the same as one prompt meets it, itself included
+    inside: Array  # of `prompts` in one step
     step_s: Array  # that step
-    per_step: Array  # what the budget allows
     rate: Array  # arrivals per second while a generation is replaced
     busy: Array  # share of steps that carry a prompt
+    first_s: Array  # from the step that sees a prompt to its first token
 
 
-def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) -> Rhythm:
+def wave_steps(load: Load, per_step: Array) -> Array:
+    """Steps in which the prompts of all seats are computed.
+
+    Formula:  1 + (b - 1)/min(g, b - 1): the first prompt goes alone
+    Args:     per_step g [-]
+    Returns:  [steps]
+    Source:   derivation
+    """
+    others = np.maximum(load.batch - 1.0, 0.0)
+    return 1.0 + others / np.minimum(per_step, np.maximum(others, 1.0))
+
+
+def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[Array, Array]:
+    """Steps over which the ends of one wave of a closed loop are spread, and how far chance spreads them.
+
+    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, n))
+    Args:     cycle c [steps]: from one prompt of a seat to its next; wave n [steps]: of the prompts of a wave, prompts first: 0; waves J: requests of a run per seat; inf where
+              nothing ever started together
+    Returns:  W [steps], and the share of W^2 that is not the even pace of the first wave [-]
+    Assumes:  after j answers of uniform length the ends differ by a deviation sqrt(j) times that of one; 2/3 sqrt(J) is
+              the mean of sqrt(j); the first wave is spread by its own prompt steps, unless decodes wait for them all
+    Source:   derivation
+    """
+    apart = 2.0 / 3.0 * np.sqrt(np.where(np.isfinite(waves), waves, 0.0)) * (1.0 - load.osl_ratio) * load.osl_longest
+    spread = np.where(np.isfinite(waves), apart, cycle)
+    whole = np.maximum(np.hypot(spread, wave), 1.0)
+    return np.minimum(cycle, whole), (spread / whole) ** 2
+
+
+def lockstep(load: Load, r: Rules, waves: Array) -> Array:
+    """Whether requests of one length that started together end together: prompts that stop decodes let nobody ahead."""
+    return (load.osl_ratio >= 1.0) & np.isfinite(waves) & (not r.mixed)
+
+
+def together(mean: Array) -> Array:
+    """Mean number of a Poisson number of arrivals, where there are any.
+
+    Formula:  x/(1 - exp(-x)), 1 at 0
+    """
+    x = np.maximum(mean, 1e-9)
+    return x / -np.expm1(-x)
+
+
+def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None, waves: Array = np.inf) -> Rhythm:
     """The fixed point of how many prompts share a step and how long steps then take.
 
-    Formula:  lam requests/s arrive (closed loop: in a window W in which a generation ends), k of them share a step
-                W   = w (1 - r) Omax tp + [mixed] b max(s/min(g, b), f)
-                lam = min(max(b/W, b/(O tp)), 1/f)                           open loop: the rate
-                k   = max(1, lam S(k)), prompts first in a closed loop: max(1, lam D); bounded by b;
-                      holding: at least 1 + lam hold D; polling: at least lam N D
-                j   = min(k, g) of them share a step
+    Formula:  closed loop: x = N (b - 1)/W prompts arrive between two looks at the queue (N = 1 but for polling), since
+              every step ends as many answers as it gives tokens, however long it lasts;
+                W = max(window_steps, b f/s): the tokeniser serves one at a time
+                k = x/(1 - exp(-x)) share a step where any do; holding: at least 1 + h (b - 1)/W; lockstep: b
+              open loop: lam requests/s, k = max(1, lam S(k)); polling: at least lam N D; holding: 1 + lam h D
+              bounded by b; j = min(k, g) of them share a step
                 tp  = D + ((b - k) + (k - j)/2)/O (S(j) - D)/j;  prompts first: S(j) in place of S(j) - D
                       (prompts of my own step do not delay my tokens, of those let in with me half come later)
-                p   = share of steps that carry a prompt, min(1, lam S(k)/k); 0 for prompts first
-    Assumes:  w = 4, prompts first: 1.7, tuned to the event simulator
+                p   = share of steps that carry a prompt, max(1 - exp(-x), (b - 1)/(W g)); 0 for prompts first
     Source:   derivation
     """
     b, osl, f = load.batch, load.osl, r.request_s
@@ -193,59 +250,74 @@ def rhythm(table: StepTable, load: Load, r: Rules, rate: Array | None = None) ->
     steps = step_kinds(table, load, r)
     decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
     base = decode if r.mixed else 0.0
-    polled = r.poll * table.decode(1.0, load.context) if np.any(r.poll > 1) else 0.0
     fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
-    lockstep = (load.osl_ratio >= 1.0) & (not r.mixed)
-    mates = 0.0 if rate is None else 1.0  # a closed loop has no other requests than the batch
-    window = (WINDOW if r.mixed else WINDOW_STOPPED) * (1.0 - load.osl_ratio) * load.osl_longest
-    full = 0.0
-    if r.mixed and rate is None:
-        full = b * np.maximum(steps.with_prompts_s(np.minimum(g, b)) / np.minimum(g, b), f)
-    inside = fewest
-    each = one = steps.with_prompts_s(inside)
-    tp = decode + np.maximum(b - 1.0 + mates, 0.0) / osl * (each - base) / np.minimum(1.0, inside)
+    closed = rate is None
+    mates = b - 1.0 if closed else b  # a closed loop has no other requests than the batch
+    looks = np.maximum(r.poll, 1.0)
+    locked = closed & lockstep(load, r, waves)
+    wave = wave_steps(load, g) if closed and r.mixed else 0.0
+    away = osl + 1.0 + r.late + (1.0 if r.mixed else 0.0)  # its answer, the steps before it is seen, its prompt's own
+    cycle = np.maximum(away, wave) if closed else osl
+    window, chance = window_steps(load, cycle, wave, waves) if closed else (0.0, 1.0)
+    met = 1.0 - 0.5 / waves  # half of a wave is delayed by prompts of the next one, which the last wave does not have
+    each = steps.with_prompts_s(fewest)
+    alone = alone_s(steps, g) if np.any(g < 1.0) else each
+    tp = decode + np.maximum(mates, 0.0) / osl * (each - base) / fewest
     for _ in range(ROUNDS):
-        lam = rate
-        if rate is None:
-            span = np.maximum(window * (tp if r.mixed else decode) + full, 1e-12)
-            lam = np.maximum(b / span, b / (osl * tp))
-        lam = np.minimum(lam, 1.0 / np.maximum(f, 1e-12))
-        # where prompts stop decodes, nobody ends and asks again meanwhile
-        k = np.maximum(1.0, lam * (each if r.mixed or rate is not None else decode))
-        if np.any(r.hold > 0):
-            k = np.maximum(k, 1.0 + lam * r.hold * decode)
-        if np.any(r.poll > 1):
-            k = np.where(r.poll > 1, np.maximum(k, lam * polled), k)
-        k = np.minimum(np.where(lockstep, b, k), most)
+        if closed:
+            a_step = mates / np.maximum(window, b * f / (tp if r.mixed else decode))
+            seen = a_step * looks
+            k = np.maximum(together(seen), np.where(r.hold > 0, 1.0 + a_step * r.hold, 1.0))
+            k = np.where(locked, b, k)
+        else:
+            lam = np.minimum(rate, 1.0 / np.maximum(f, 1e-12))
+            seen = np.maximum(lam * each, np.where(r.poll > 1, lam * r.poll * decode, 0.0))
+            k = np.maximum(np.maximum(1.0, seen), np.where(r.hold > 0, 1.0 + lam * r.hold * decode, 1.0))
+        k = np.minimum(k, most)
         inside = np.minimum(k, g)
         each = steps.with_prompts_s(inside)
-        others = np.maximum(b - k + mates, 0.0) + (k - inside) / 2.0
-        tp = decode + others / osl * (each - base) / inside
-    busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
-    return Rhythm(steps, decode, one, tp, k, inside, each, g, lam, busy)
+        others = (np.maximum(mates + 1.0 - k, 0.0) + (k - inside) / 2.0) * met
+        beside = others / away if closed else others / osl
+        tp = decode + (np.minimum(beside, g) if closed and r.mixed else beside) * (each - base) / inside
+    if not closed:
+        busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
+        return Rhythm(steps, decode, alone, tp, k, k, inside, each, lam, busy, each * steps_to_first(k, g))
+    load_share = np.minimum(a_step / g, 1.0)
+    some = 1.0 - chance * np.minimum(np.exp(-seen), 1.0 - load_share)
+    busy = np.maximum(1.0 - 1.5 / window, 0.0) * (some if r.mixed else some / (1.0 + some))
+    company = np.minimum(np.maximum(1.0 + seen, k), most)
+    own = np.where(g >= 1.0, steps.with_prompts_s(np.minimum(company, g)), each)
+    if r.mixed:
+        queued = queue_wait(np.minimum(load_share, CALM), 1.0 / fewest, np.maximum(g, 1.0), chance, 0.0)
+        queued = np.minimum(queued, np.sqrt(b) / (2.0 * g)) + cycle - away
+    else:
+        queued = np.maximum(company / g - 1.0 / fewest, 0.0) / 2.0
+    first = np.where(g >= 1.0, own, alone) + own * queued
+    return Rhythm(steps, decode, alone, tp, k, company, inside, each, a_step / tp, busy, first)
 
 
-def ttft_steady(r: Rules, beat: Rhythm, phased: bool = True) -> Array:
+def ttft_steady(r: Rules, beat: Rhythm, others: Array | None = None) -> Array:
     """Mean TTFT after the burst is over.
 
-    Formula:  L0 + f (1 + (k - 1)/4) + ph ((1 - p) D + p S(k)) + late ((1 - p^2) D + p^2 S(k)) + N D/2 [polling]
-              + hold + T(k) + out D
-                ph   = 1 - (f + L0)/((1 - p) D + p S(k)) where that is positive (in a closed loop requests follow the
-                       end of a step), 1/2 with polling or in an open loop
+    Formula:  L0 + q + ph ((1 - p) D + p S(k)) + late ((1 - p^2) D + p^2 S(k)) + N D/2 [polling] + hold + T(k) + out D
+                q    = f (1 + (k - 1)/4)
+                ph   = 1 - (f + L0 + out D)/((1 - p) D + p S(k)) where that is positive (in a closed loop requests
+                       follow the end of a step), 1/2 with polling or in an open loop
                 hold = D (h + lam D h^2/2)/(1 + lam D h) for h held steps
+    Args:     others: probability that anybody else is there in a closed loop; an idle engine starts at once
     Source:   derivation
     """
-    decode, k, f = beat.decode_s, beat.prompts, r.request_s
+    decode, k, f = beat.decode_s, beat.company, r.request_s
     longer = beat.step_s - decode
     step = decode + beat.busy * longer
-    late = (f + r.front_s) / step
-    phase = np.where((late < 1.0) & (r.poll <= 1) & phased, 1.0 - late, 0.5)
-    waits = phase * step + r.late * (decode + beat.busy**2 * longer)
+    after = (f + r.front_s + r.emit * decode) / step
+    phase = np.where((after < 1.0) & (r.poll <= 1) & (others is not None), 1.0 - after, 0.5)
+    waits = phase * step + r.late * (decode + beat.busy ** (2 if others is None else 1) * longer)
     polled = np.where(r.poll > 1, r.poll * decode / 2.0, 0.0)
     gap = beat.rate * decode
     held = decode * (r.hold + gap * r.hold**2 / 2.0) / (1.0 + gap * r.hold)
-    first = beat.step_s * steps_to_first(k, beat.per_step)
-    return r.front_s + f * (1.0 + (k - 1.0) / 4.0) + waits + polled + held + first + r.emit * decode
+    there = 1.0 if others is None else others
+    return r.front_s + f * (1.0 + (k - 1.0) / 4.0) + there * (waits + polled + held) + beat.first_s + r.emit * decode
 
 
 @dataclass(frozen=True)
@@ -379,12 +451,14 @@ class Site:
 def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasible: Array) -> SteadyState:
     wanted = np.maximum(concurrency / dp, 1.0)
     load = site.load(np.minimum(wanted, site.cap))
-    beat = rhythm(site.table, load, site.rules)
-    steady = ttft_steady(site.rules, beat)
+    waves = np.where(np.asarray(burst_share) > 0, wanted / load.batch / np.maximum(burst_share, 1e-12), np.inf)
+    beat = rhythm(site.table, load, site.rules, waves=waves)
+    steady = ttft_steady(site.rules, beat, np.minimum(load.batch - 1.0, 1.0))
     seats = np.maximum(wanted - site.cap, 0.0) / site.cap * site.outputs.mean * beat.tpot_s
     burst = steady
     if np.any(np.asarray(burst_share) > 0):
-        burst = ttft_burst(site.table, load, site.rules, beat.decode_s) + site.rules.cold_s
+        again = ttft_burst(site.table, load, site.rules, beat.decode_s)
+        burst, steady = again + site.rules.cold_s, np.where(lockstep(load, site.rules, waves), again, steady)
     floor, rest = _floor(beat, steady)
     earliest = np.minimum(floor, burst)
     sd = np.hypot(_spread(beat, rest), seats * site.outputs.cv)
@@ -414,7 +488,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     wanted = _batch_at(site, kinds, inside, full_s)
     load = site.load(np.maximum(wanted, 1.0))
     beat = rhythm(site.table, load, site.rules, inside)
-    steady = ttft_steady(site.rules, beat, phased=False)
+    steady = ttft_steady(site.rules, beat)
     extra_s = (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside  # of one prompt
     # crowds of Poisson arrivals are in the rhythm of mixed steps; where prompts stop decodes they queue by themselves
     queue_cv2 = np.maximum(arrivals_cv2 - 1.0, 0.0) if site.rules.mixed else arrivals_cv2
@@ -536,7 +610,7 @@ def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array) -> Spread:
     Source:   derivation
     """
     r, decode = site.rules, beat.decode_s
-    least = r.front_s + r.request_s + (r.late + r.emit) * decode + beat.one_s * steps_to_first(1.0, beat.per_step)
+    least = r.front_s + r.request_s + (r.late + r.emit) * decode + beat.alone_s
     calm = np.minimum(least + 0.5 * decode, mean_s)
     met = np.clip(rate * beat.step_s / beat.inside, 1e-3, 1.0)
     wait = (mean_s - calm) / met
