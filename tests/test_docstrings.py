@@ -30,11 +30,11 @@ NOT_FORMULAS = {
         "serving.bands.kind_of", "serving.bands.tpot_band", "serving.bands.ttft_band",
         "serving.disaggregated.link_of", "serving.recipes.matches", "serving.recipes.knobs", "serving.recipes.warm",
         "serving.recipes.configured", "serving.recipes.with_scheduler",
-        "serving.steady.rules", "serving.steps.step_table", "memory.footprint.limits",
+        "serving.load.rules", "serving.steps.step_table", "memory.footprint.limits",
         "memory.weights.wide", "memory.weights.stored_parts",
     },
     "passes on to formulas, or searches over them": {
-        "regimes.regime_of", "serving.steady.steady_state", "serving.steady.step_kinds",
+        "regimes.regime_of", "serving.steady.steady_state", "serving.load.step_kinds",
         "speculative.acceptance.tokens_of", "memory.search.largest_whole", "memory.search.fewest_gpus",
         "memory.search.widest_format", "memory.activations.graph_bytes_per_size", "kernels.decode.in_blocks",
     },

@@ -8,8 +8,9 @@ import pytest
 from roofline.deployment import deployment
 from roofline.errors import InputError, UnknownNameError
 from roofline.serving.lengths import as_lengths, fixed, uniform
+from roofline.serving.load import rules, step_kinds
 from roofline.serving.recipes import with_scheduler
-from roofline.serving.steady import Site, rules, steady_state, step_kinds, tpot_open
+from roofline.serving.steady import Site, steady_state, tpot_open
 from roofline.serving.steps import step_table
 
 

@@ -11,8 +11,8 @@ from roofline.deployment import Deployment
 from roofline.errors import InputError, check_number
 from roofline.serving.capacity import held_tokens, kv_sequences
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
+from roofline.serving.load import rules
 from roofline.serving.queueing import queue_wait
-from roofline.serving.steady import rules
 from roofline.serving.steps import step_table
 
 HALVINGS = 30  # of the interval in which the decode batch lies

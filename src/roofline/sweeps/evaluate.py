@@ -17,7 +17,8 @@ from roofline.arrays import Array
 from roofline.deployment import Deployment, deployment
 from roofline.errors import InfeasibleError, UnsupportedError
 from roofline.estimates import static_steps, static_times
-from roofline.serving.steady import KNOBS, steady_state
+from roofline.serving.load import KNOBS
+from roofline.serving.steady import steady_state
 from roofline.specs.prices import quote
 from roofline.speculative import speculating
 from roofline.sweeps.grid import Block, Grid

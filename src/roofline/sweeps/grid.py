@@ -15,7 +15,7 @@ import numpy as np
 
 from roofline.deployment import Deployment
 from roofline.errors import InputError, UnknownNameError
-from roofline.serving.steady import KNOBS
+from roofline.serving.load import KNOBS
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import Accelerator
 from roofline.specs.model import Model

@@ -12,8 +12,8 @@ import numpy as np
 from roofline.errors import InfeasibleError, InputError, RooflineError, UnknownNameError
 from roofline.estimates import estimate
 from roofline.plotted import Plotted
+from roofline.serving.load import KNOBS
 from roofline.serving.recipes import with_scheduler
-from roofline.serving.steady import KNOBS
 from roofline.specs.engine import engine_named
 from roofline.sweeps.evaluate import TEXTS, Reason
 from roofline.sweeps.grid import Grid, label

@@ -23,8 +23,9 @@ from roofline.precision import Precision, precision_named
 from roofline.serving.bands import tpot_band, ttft_band
 from roofline.serving.capacity import kv_sequences
 from roofline.serving.lengths import uniform
+from roofline.serving.load import KNOBS
 from roofline.serving.recipes import Run, configured, warm
-from roofline.serving.steady import KNOBS, steady_state
+from roofline.serving.steady import steady_state
 from roofline.specs.engine import Engine, engine_named, release
 from roofline.specs.hardware import Accelerator
 from roofline.specs.hf import from_hf_config

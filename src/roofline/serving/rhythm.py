@@ -1,0 +1,227 @@
+"""When prompts meet: the burst with which a run starts, and the rhythm of a loop after it.
+
+D is a step without prompts, S(k) one with k of them, f the tokeniser's seconds a request, L0 the front end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roofline.arrays import Array
+from roofline.serving.load import Load, Rules, alone_s, prompts_per_step, step_kinds, steps_to_first
+from roofline.serving.queueing import queue_wait
+from roofline.serving.steps import Steps, StepTable
+
+ROUNDS = 4  # of the fixed points; the next one moves a result by less than 0.1 %
+CALM = 0.999  # utilisation above which a queue is not extrapolated
+
+
+def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array:
+    """Mean TTFT of a whole batch of requests that arrive at once at an idle replica.
+
+    Formula:  late = 1 - 1/b, q = max(b - 1, 1), n = ceil(q/min(g, q)), k1 = clip(S(1; 1/2)/f, 1, min(g, b))
+              L0 + out D + max(f + S(1; 0) + late Q,  f (b + 1)/2 + 1.5 S(k1; 1/2))
+              + late N D1 (polling) + late hold D1 (prompts held back)
+                Q = mean over n - 1 full steps of g prompts and one of the rest; long prompts:
+                    S(g; 1/2) (n + ceil(1/g))/2
+    Assumes:  S(k; u) is a step of k prompts beside the share u of the batch; the first prompt is tokenised first and
+              runs alone, the others follow together
+    Source:   derivation: either the prefill or the tokeniser (f seconds a request, serial) sets the pace
+    """
+    b, f = load.batch, r.request_s
+    g = prompts_per_step(load, r)
+    late, others = 1.0 - 1.0 / np.maximum(b, 1.0), np.maximum(b - 1.0, 1.0)
+    alone = table.decode(1.0, load.context)
+    waves, chunks = np.ceil(others / np.minimum(g, others) - 1e-9), np.ceil(1.0 / g - 1e-9)
+    half = step_kinds(table, load, r, 0.5)
+    first = alone_s(step_kinds(table, load, r, 0.0), g)
+    full_s, full = half.with_prompts_s(np.minimum(g, others)), np.minimum(np.maximum(g, 1.0), others)
+    rest = np.clip(others - (waves - 1.0) * full, 0.0, full)
+    whole = (full_s * (waves - 1.0) * (full * waves / 2.0 + rest) + half.with_prompts_s(rest) * rest) / others
+    queued = f + first + late * np.where(g >= 1.0, whole, full_s * (waves + chunks) / 2.0)
+    most = np.maximum(np.minimum(g, b), 1.0)
+    joined = np.clip(half.with_prompts_s(np.minimum(1.0, g)) * chunks / np.maximum(f, 1e-9), 1.0, most)
+    paced = f * (b + 1.0) / 2.0 + 1.5 * half.with_prompts_s(np.minimum(joined, np.maximum(g, 1.0)))
+    held = (b - 1.0) * load.new < r.hold_ratio * r.budget
+    waiting = late * alone * (np.where(r.poll > 1, r.poll, 0.0) + np.where(held, r.hold, 0.0))
+    return r.front_s + r.emit * decode_s + np.maximum(queued, np.where(f * b > first, paced, 0.0)) + waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How prompts fall into steps once the burst is over, and how long steps then take."""
+
+    steps: Steps
+    decode_s: Array  # a step without prompts
+    alone_s: Array  # the steps of one prompt that meets no other
+    tpot_s: Array
+    company: Array  # prompts that are let in together, as one of them meets it
+    inside: Array  # in one step, on average over steps that carry any
+    step_s: Array  # that step
+    rate: Array  # arrivals per second while a generation is replaced
+    busy: Array  # share of steps that carry a prompt
+    first_s: Array  # from the step that sees a prompt to its first token
+
+
+def wave_steps(load: Load, per_step: Array) -> Array:
+    """Steps in which the prompts of all seats are computed.
+
+    Formula:  1 + (b - 1)/min(g, b - 1): the first prompt goes alone
+    Args:     per_step g [-]
+    Returns:  [steps]
+    Source:   derivation
+    """
+    others = np.maximum(load.batch - 1.0, 0.0)
+    return 1.0 + others / np.minimum(per_step, np.maximum(others, 1.0))
+
+
+def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[Array, Array]:
+    """Steps over which the ends of one wave of a closed loop are spread, and how far chance spreads them.
+
+    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, n))
+    Args:     cycle c [steps]: from one prompt of a seat to its next; wave n [steps]: of the prompts of all seats,
+              prompts first: 0; waves J: requests of a run per seat, inf where nothing ever started together
+    Returns:  W [steps], and the share of W^2 that is not the even pace of the first wave [-]
+    Assumes:  after j answers of uniform length the ends differ by a deviation sqrt(j) times that of one; 2/3 sqrt(J) is
+              the mean of sqrt(j); the first wave is spread by its own prompt steps, unless decodes wait for them all
+    Source:   derivation
+    """
+    apart = 2.0 / 3.0 * np.sqrt(np.where(np.isfinite(waves), waves, 0.0)) * (1.0 - load.osl_ratio) * load.osl_longest
+    spread = np.where(np.isfinite(waves), apart, cycle)
+    whole = np.maximum(np.hypot(spread, wave), 1.0)
+    return np.minimum(cycle, whole), (spread / whole) ** 2
+
+
+def lockstep(load: Load, r: Rules, waves: Array) -> Array:
+    """Whether requests that started together end together.
+
+    Formula:  r = 1, J finite, prompts first: nobody decodes while others wait, so nobody gets ahead
+    Args:     waves J [-]
+    Returns:  bool
+    Source:   derivation
+    """
+    return (load.osl_ratio >= 1.0) & np.isfinite(waves) & (not r.mixed)
+
+
+def together(mean: Array) -> Array:
+    """Mean number of a Poisson number of arrivals, where there are any.
+
+    Formula:  x/(1 - exp(-x)), 1 at 0
+    Args:     mean x [-]
+    Returns:  [-]
+    Source:   derivation
+    """
+    x = np.maximum(mean, 1e-9)
+    return x / -np.expm1(-x)
+
+
+def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf) -> Rhythm:
+    """How prompts fall into steps where whoever gets an answer asks again.
+
+    Formula:  every step ends as many answers as it gives last tokens, however long it lasts: x = N (b - 1)/W prompts
+              arrive between two looks at the queue (N = 1 but for polling)
+                W = max(window_steps, b f/s): the tokeniser serves one at a time
+                k = x/(1 - exp(-x)) share a step where any do; holding: at least 1 + h (b - 1)/W; lockstep: b;
+                    j = min(k, g) of them in one step
+                tp  = D + m (S(j) - D)/j, m = min(g, (1 - 1/(2 J)) ((b - k) + (k - j)/2)/a) prompts beside one of my
+                      tokens; prompts first: S(j) in place of S(j) - D. Those of my own step do not delay me, of those
+                      let in with me half come later; J waves: the last has no next one, whose prompts delay half of it
+                a   = O + late [+ 1 mixed] steps without a prompt of mine that waits
+                p   = share of steps that carry a prompt: 1 - c min(exp(-x), 1 - rho), rho = (b - 1)/(W g), c: chance,
+                      but not in the 1.5 first of the window; prompts first: p/(1 + p)
+                q   = wait for others to be let in: Sakasegawa's for rho, at most sqrt(b)/2 prompts, and what a cycle
+                      is longer than a; prompts first: half of the company's further steps
+    Args:     waves J [-]: requests of a run per seat, inf where nothing ever started together
+    Source:   derivation; docs/serving.md holds it against the event simulator
+    """
+    b, f = load.batch, r.request_s
+    g = prompts_per_step(load, r)
+    steps = step_kinds(table, load, r)
+    decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
+    base = decode if r.mixed else 0.0
+    fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
+    wave = wave_steps(load, g) if r.mixed else 0.0
+    away = load.osl + r.late + (1.0 if r.mixed else 0.0)
+    cycle = np.maximum(away, wave)
+    window, chance = window_steps(load, cycle, wave, waves)
+    locked = lockstep(load, r, waves)
+    each = steps.with_prompts_s(fewest)
+    alone = alone_s(steps, g) if np.any(g < 1.0) else each
+    tp = decode + (b - 1.0) / load.osl * (each - base) / fewest
+    for _ in range(ROUNDS):
+        arrivals = (b - 1.0) / np.maximum(window, b * f / (tp if r.mixed else decode))  # per step
+        seen = arrivals * np.maximum(r.poll, 1.0)
+        k = np.maximum(together(seen), np.where(r.hold > 0, 1.0 + arrivals * r.hold, 1.0))
+        k = np.minimum(np.where(locked, b, k), most)
+        inside = np.minimum(k, g)
+        each = steps.with_prompts_s(inside)
+        beside = (1.0 - 0.5 / waves) * (b - k + (k - inside) / 2.0) / away
+        tp = decode + (np.minimum(beside, g) if r.mixed else beside) * (each - base) / inside
+    rho = np.minimum(arrivals / g, 1.0)
+    some = 1.0 - chance * np.minimum(np.exp(-seen), 1.0 - rho)
+    busy = np.maximum(1.0 - 1.5 / window, 0.0) * (some if r.mixed else some / (1.0 + some))
+    company = np.minimum(np.maximum(1.0 + seen, k), most)
+    own = np.where(g >= 1.0, steps.with_prompts_s(np.minimum(company, g)), each)
+    if r.mixed:
+        queued = queue_wait(np.minimum(rho, CALM), 1.0 / fewest, np.maximum(g, 1.0), chance, 0.0)
+        queued = np.minimum(queued, np.sqrt(b) / (2.0 * g)) + cycle - away
+    else:
+        queued = np.maximum(company / g - 1.0 / fewest, 0.0) / 2.0
+    first = np.where(g >= 1.0, own, alone) + own * queued
+    return Rhythm(steps, decode, alone, tp, company, inside, each, arrivals / tp, busy, first)
+
+
+def open_rhythm(table: StepTable, load: Load, r: Rules, rate: Array) -> Rhythm:
+    """How prompts fall into steps where `rate` requests arrive per second, whoever is there.
+
+    Formula:  k = max(1, lam S(k)) prompts share a step, lam = min(rate, 1/f); polling: at least lam N D; holding:
+              1 + lam h D; at most b; j = min(k, g) of them in one step
+                tp  = D + ((b + 1 - k) + (k - j)/2)/O (S(j) - D)/j;  prompts first: S(j) in place of S(j) - D
+                p   = share of steps that carry a prompt, min(1, lam S(j)/j); 0 for prompts first
+    Args:     rate [1/s]
+    Source:   derivation
+    """
+    b = load.batch
+    g = prompts_per_step(load, r)
+    steps = step_kinds(table, load, r)
+    decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
+    base = decode if r.mixed else 0.0
+    lam = np.minimum(rate, 1.0 / np.maximum(r.request_s, 1e-12))
+    inside = np.minimum(g, 1.0)
+    each = steps.with_prompts_s(inside)
+    alone = alone_s(steps, g) if np.any(g < 1.0) else each
+    for _ in range(ROUNDS):
+        k = np.maximum(np.maximum(1.0, lam * each), np.where(r.hold > 0, 1.0 + lam * r.hold * decode, 1.0))
+        k = np.minimum(np.maximum(k, np.where(r.poll > 1, lam * r.poll * decode, 0.0)), np.maximum(b, 1.0))
+        inside = np.minimum(k, g)
+        each = steps.with_prompts_s(inside)
+    others = np.maximum(b + 1.0 - k, 0.0) + (k - inside) / 2.0
+    tp = decode + others / load.osl * (each - base) / inside
+    busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
+    return Rhythm(steps, decode, alone, tp, k, inside, each, lam, busy, each * steps_to_first(k, g))
+
+
+def ttft_steady(r: Rules, beat: Rhythm, others: Array | None = None) -> Array:
+    """Mean TTFT after the burst is over.
+
+    Formula:  L0 + q + ph ((1 - p) D + p S(k)) + late ((1 - p^2) D + p^2 S(k)) + N D/2 [polling] + hold + T(k) + out D
+                q    = f (1 + (k - 1)/4)
+                ph   = 1 - (f + L0 + out D)/((1 - p) D + p S(k)) where that is positive (in a closed loop requests
+                       follow the end of a step), 1/2 with polling or in an open loop
+                hold = D (h + lam D h^2/2)/(1 + lam D h) for h held steps
+    Args:     others: probability that anybody else is there in a closed loop; an idle engine starts at once
+    Source:   derivation
+    """
+    decode, k, f = beat.decode_s, beat.company, r.request_s
+    longer = beat.step_s - decode
+    step = decode + beat.busy * longer
+    after = (f + r.front_s + r.emit * decode) / step
+    phase = np.where((after < 1.0) & (r.poll <= 1) & (others is not None), 1.0 - after, 0.5)
+    waits = phase * step + r.late * (decode + beat.busy ** (2 if others is None else 1) * longer)
+    polled = np.where(r.poll > 1, r.poll * decode / 2.0, 0.0)
+    gap = beat.rate * decode
+    held = decode * (r.hold + gap * r.hold**2 / 2.0) / (1.0 + gap * r.hold)
+    there = 1.0 if others is None else others
+    return r.front_s + f * (1.0 + (k - 1.0) / 4.0) + there * (waits + polled + held) + beat.first_s + r.emit * decode
