@@ -91,3 +91,15 @@ def test_pipeline_decodes_wait_for_the_slowest_stage_head_included(model, gpu, p
     where = deployment(model, gpu, **plan)
     batch = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 16.0, 256.0])
     assert step_table(where).decode(batch, 1000.0) == pytest.approx(where.decode_step(batch, 1000.0).total_s, rel=0.02)
+
+
+def test_points_of_arrays_are_those_of_scalars(where):
+    """Prompts, batches and lengths along axes of their own: each point is the step of its numbers."""
+    table, batch, new, prompts = step_table(where), np.array([1.0, 20.0]), np.array([300.0, 2000.0]), [0.5, 1.2, 3.0]
+    every = table.beside(batch[:, None, None], 900.0, new[:, None], 0.0).with_prompts_s(np.array(prompts))
+    shared = table.beside(20.0, 900.0, 2000.0, 0.0).with_prompts_s(np.array(prompts))
+    for k, count in enumerate(prompts):
+        for i, b in enumerate(batch):
+            one = float(table.beside(b, 900.0, 2000.0, 0.0).with_prompts_s(count))
+            assert every[i, 1, k] == pytest.approx(one, rel=1e-12)
+        assert shared[k] == pytest.approx(one, rel=1e-12)

@@ -388,7 +388,8 @@ def _sum(*many: np.ndarray) -> np.ndarray:
 
 def _times(lanes: np.ndarray, x: Array) -> np.ndarray:
     """Every lane times a number for each point."""
-    return _padded(lanes, np.ndim(x)) * x
+    missing = np.ndim(x) + 1 - lanes.ndim  # axes of points; the first axis stays the lanes'
+    return (lanes.reshape(lanes.shape[:1] + (1,) * missing + lanes.shape[1:]) if missing > 0 else lanes) * x
 
 
 def _linear(table: np.ndarray, i: np.ndarray, share: np.ndarray) -> np.ndarray:
