@@ -5,7 +5,7 @@ D is a step without prompts, S(k) one with k of them, f the tokeniser's seconds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,15 +65,15 @@ class Rhythm:
     first_s: Array  # from the step that sees a prompt to its first token
 
 
-def wave_steps(load: Load, per_step: Array) -> Array:
+def wave_steps(batch: Array, per_step: Array) -> Array:
     """Steps in which the prompts of all seats are computed.
 
     Formula:  1 + (b - 1)/min(g, b - 1): the first prompt goes alone
-    Args:     per_step g [-]
+    Args:     batch b [-], per_step g [-]
     Returns:  [steps]
     Source:   derivation
     """
-    others = np.maximum(load.batch - 1.0, 0.0)
+    others = np.maximum(batch - 1.0, 0.0)
     return 1.0 + others / np.minimum(per_step, np.maximum(others, 1.0))
 
 
@@ -131,20 +131,23 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
                 a   = O + late [+ 1 mixed] steps without a prompt of mine that waits
                 p   = share of steps that carry a prompt: 1 - c min(exp(-x), 1 - rho), rho = (b - 1)/(W g), c: chance,
                       but not in the 1.5 first of the window; prompts first: p/(1 + p)
-                q   = wait for others to be let in: Sakasegawa's for rho, at most sqrt(b)/2 prompts, and what a cycle
-                      is longer than a; prompts first: half of the company's further steps
+                q   = wait for others to be let in: Sakasegawa's for rho, at most sqrt(c b/pi) prompts (a queue that b
+                      seats just fill), and by what b/g is longer than a; prompts first: half of the company's steps
     Args:     waves J [-]: requests of a run per seat, inf where nothing ever started together
     Source:   derivation; docs/serving.md holds it against the event simulator
     """
     b, f = load.batch, r.request_s
     g = prompts_per_step(load, r)
-    steps = step_kinds(table, load, r)
+    away = load.osl + r.late + (1.0 if r.mixed else 0.0)
+    running = load
+    if r.mixed and np.any(b > g * away):  # who waits for room does not decode
+        running = replace(load, batch=np.maximum(np.minimum(b, g * away), 1.0))
+        g = prompts_per_step(running, r)
+    wave, cycle = (wave_steps(b, g), np.maximum(away, b / g)) if r.mixed else (0.0, away)
+    steps = step_kinds(table, running, r)
     decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
     base = decode if r.mixed else 0.0
     fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
-    wave = wave_steps(load, g) if r.mixed else 0.0
-    away = load.osl + r.late + (1.0 if r.mixed else 0.0)
-    cycle = np.maximum(away, wave)
     window, chance = window_steps(load, cycle, wave, waves)
     locked = lockstep(load, r, waves)
     each = steps.with_prompts_s(fewest)
@@ -166,7 +169,7 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
     own = np.where(g >= 1.0, steps.with_prompts_s(np.minimum(company, g)), each)
     if r.mixed:
         queued = queue_wait(np.minimum(rho, CALM), 1.0 / fewest, np.maximum(g, 1.0), chance, 0.0)
-        queued = np.minimum(queued, np.sqrt(b) / (2.0 * g)) + cycle - away
+        queued = np.minimum(queued, np.sqrt(chance * b / np.pi) / g) + cycle - away
     else:
         queued = np.maximum(company / g - 1.0 / fewest, 0.0) / 2.0
     first = np.where(g >= 1.0, own, alone) + own * queued
