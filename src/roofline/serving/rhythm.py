@@ -61,7 +61,7 @@ class Rhythm:
     inside: Array  # in one step, on average over steps that carry any
     step_s: Array  # that step
     rate: Array  # arrivals per second while a generation is replaced
-    busy: Array  # share of steps that carry a prompt
+    busy: Array  # share of steps that carry a prompt; prompts first: that follow some
     first_s: Array  # from the step that sees a prompt to its first token
 
 
@@ -130,7 +130,8 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
                       let in with me half come later; J waves: the last has no next one, whose prompts delay half of it
                 a   = O + late [+ 1 mixed] steps without a prompt of mine that waits
                 p   = share of steps that carry a prompt: 1 - c min(exp(-x), 1 - rho), rho = (b - 1)/(W g), c: chance,
-                      but not in the 1.5 first of the window; prompts first: p/(1 + p)
+                      but not in the 1.5 first of the window; prompts first: of decodes that
+                      follow one
                 q   = wait for others to be let in: Sakasegawa's for rho, at most sqrt(c b/pi) prompts (a queue that b
                       seats just fill), and by what b/g is longer than a; prompts first: half of the company's steps
     Args:     waves J [-]: requests of a run per seat, inf where nothing ever started together
@@ -164,7 +165,7 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
         tp = decode + (np.minimum(beside, g) if r.mixed else beside) * (each - base) / inside
     rho = np.minimum(arrivals / g, 1.0)
     some = 1.0 - chance * np.minimum(np.exp(-seen), 1.0 - rho)
-    busy = np.maximum(1.0 - 1.5 / window, 0.0) * (some if r.mixed else some / (1.0 + some))
+    busy = np.maximum(1.0 - 1.5 / window, 0.0) * some
     company = np.minimum(np.maximum(1.0 + seen, k), most)
     own = np.where(g >= 1.0, steps.with_prompts_s(np.minimum(company, g)), each)
     if r.mixed:
@@ -206,25 +207,56 @@ def open_rhythm(table: StepTable, load: Load, r: Rules, rate: Array) -> Rhythm:
     return Rhythm(steps, decode, alone, tp, k, inside, each, lam, busy, each * steps_to_first(k, g))
 
 
-def ttft_steady(r: Rules, beat: Rhythm, others: Array | None = None) -> Array:
-    """Mean TTFT after the burst is over.
+def rest_of_step(after_s: Array, step_s: Array) -> Array:
+    """Mean seconds to the next end of a step, `after_s` seconds after one, where steps of `step_s` follow each other.
 
-    Formula:  L0 + q + ph ((1 - p) D + p S(k)) + late ((1 - p^2) D + p^2 S(k)) + N D/2 [polling] + hold + T(k) + out D
-                q    = f (1 + (k - 1)/4)
-                ph   = 1 - (f + L0 + out D)/((1 - p) D + p S(k)) where that is positive (in a closed loop requests
-                       follow the end of a step), 1/2 with polling or in an open loop
-                hold = D (h + lam D h^2/2)/(1 + lam D h) for h held steps
-    Args:     others: probability that anybody else is there in a closed loop; an idle engine starts at once
+    Formula:  s times the mean of ceil(y) - y for y spread evenly over 0.9 to 1.1 of a/s: 1 - a/s for short ones, 1/2
+              for long ones; prompts differ by a tenth in the time that their text takes
+    Args:     after_s a [s], step_s s [s]
+    Returns:  [s]
     Source:   derivation
     """
-    decode, k, f = beat.decode_s, beat.company, r.request_s
-    longer = beat.step_s - decode
-    step = decode + beat.busy * longer
-    after = (f + r.front_s + r.emit * decode) / step
-    phase = np.where((after < 1.0) & (r.poll <= 1) & (others is not None), 1.0 - after, 0.5)
-    waits = phase * step + r.late * (decode + beat.busy ** (2 if others is None else 1) * longer)
-    polled = np.where(r.poll > 1, r.poll * decode / 2.0, 0.0)
-    gap = beat.rate * decode
+
+    def area(y: Array) -> Array:  # under ceil(y) - y
+        part = y - np.floor(y)
+        return 0.5 * np.floor(y) + part - 0.5 * part**2
+
+    y = np.maximum(after_s, 1e-9) / step_s
+    return step_s * (area(1.1 * y) - area(0.9 * y)) / (0.2 * y)
+
+
+def ttft_closed(r: Rules, beat: Rhythm, others: Array) -> Array:
+    """Mean TTFT of a closed loop after the burst is over: a request follows the end of a step.
+
+    Formula:  _ttft(w) with w = (1 - p) R(a, D) + p R(a, S) + late M, M = (1 - p) D + p S, R: rest_of_step,
+              a = out D + L0 + f; prompts first: p D + (1 - p) M in place of M, since a decode follows every prompt;
+              N D/2 + M/2 in place of R with polling; all of it where others are there: an idle engine starts at once
+    Args:     others: probability that anybody else is there [-]
+    Source:   derivation
+    """
+    decode, step = beat.decode_s, beat.step_s
+    after = r.emit * decode + r.front_s + r.request_s
+    rest = (1.0 - beat.busy) * rest_of_step(after, decode) + beat.busy * rest_of_step(after, step)
+    mean = decode + beat.busy * (step - decode)
+    rest = np.where(r.poll > 1, 0.5 * mean + r.poll * decode / 2.0, rest)
+    late = r.late * (mean if r.mixed else beat.busy * decode + (1.0 - beat.busy) * mean)
+    return _ttft(r, beat, others * (rest + late), others)
+
+
+def ttft_open(r: Rules, beat: Rhythm) -> Array:
+    """Mean TTFT of an open loop, queues apart: a request comes at any moment of a step.
+
+    Formula:  _ttft(w) with w = ((1 - p) D + p S)/2 + late ((1 - p^2) D + p^2 S), and N D/2 with polling
+    Source:   derivation
+    """
+    longer = beat.step_s - beat.decode_s
+    waits = 0.5 * (beat.decode_s + beat.busy * longer) + r.late * (beat.decode_s + beat.busy**2 * longer)
+    return _ttft(r, beat, waits + np.where(r.poll > 1, r.poll * beat.decode_s / 2.0, 0.0), 1.0)
+
+
+def _ttft(r: Rules, beat: Rhythm, waits_s: Array, others: Array) -> Array:
+    """L0 + f (1 + (k - 1)/4) + w + hold + T + out D, hold = D (h + lam D h^2/2)/(1 + lam D h) for h held steps."""
+    decode, gap = beat.decode_s, beat.rate * beat.decode_s
     held = decode * (r.hold + gap * r.hold**2 / 2.0) / (1.0 + gap * r.hold)
-    there = 1.0 if others is None else others
-    return r.front_s + f * (1.0 + (k - 1.0) / 4.0) + there * (waits + polled + held) + beat.first_s + r.emit * decode
+    texts = r.request_s * (1.0 + (beat.company - 1.0) / 4.0)
+    return r.front_s + texts + waits_s + others * held + beat.first_s + r.emit * decode

@@ -19,7 +19,9 @@ from roofline.serving.capacity import held_tokens, kv_sequences
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
 from roofline.serving.queueing import Spread, queue_wait
-from roofline.serving.rhythm import CALM, Rhythm, closed_rhythm, lockstep, open_rhythm, ttft_burst, ttft_steady
+from roofline.serving.rhythm import (
+    CALM, Rhythm, closed_rhythm, lockstep, open_rhythm, ttft_burst, ttft_closed, ttft_open,
+)  # fmt: skip
 from roofline.serving.steps import Steps, StepTable, step_table
 from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
@@ -161,7 +163,7 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     load = site.load(np.minimum(wanted, site.cap))
     waves = np.where(np.asarray(burst_share) > 0, wanted / load.batch / np.maximum(burst_share, 1e-12), np.inf)
     beat = closed_rhythm(site.table, load, site.rules, waves)
-    steady = ttft_steady(site.rules, beat, np.minimum(load.batch - 1.0, 1.0))
+    steady = ttft_closed(site.rules, beat, np.minimum(load.batch - 1.0, 1.0))
     seats = np.maximum(wanted - site.cap, 0.0) / site.cap * site.outputs.mean * beat.tpot_s
     burst = steady
     if np.any(np.asarray(burst_share) > 0):
@@ -196,7 +198,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     wanted = _batch_at(site, kinds, inside, full_s)
     load = site.load(np.maximum(wanted, 1.0))
     beat = open_rhythm(site.table, load, site.rules, inside)
-    steady = ttft_steady(site.rules, beat)
+    steady = ttft_open(site.rules, beat)
     extra_s = (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside  # of one prompt
     # crowds of Poisson arrivals are in the rhythm of mixed steps; where prompts stop decodes they queue by themselves
     queue_cv2 = np.maximum(arrivals_cv2 - 1.0, 0.0) if site.rules.mixed else arrivals_cv2
