@@ -232,6 +232,7 @@ def ttft_closed(r: Rules, beat: Rhythm, others: Array) -> Array:
               a = out D + L0 + f; prompts first: p D + (1 - p) M in place of M, since a decode follows every prompt;
               N D/2 + M/2 in place of R with polling; all of it where others are there: an idle engine starts at once
     Args:     others: probability that anybody else is there [-]
+    Returns:  [s]
     Source:   derivation
     """
     decode, step = beat.decode_s, beat.step_s
@@ -247,6 +248,7 @@ def ttft_open(r: Rules, beat: Rhythm) -> Array:
     """Mean TTFT of an open loop, queues apart: a request comes at any moment of a step.
 
     Formula:  _ttft(w) with w = ((1 - p) D + p S)/2 + late ((1 - p^2) D + p^2 S), and N D/2 with polling
+    Returns:  [s]
     Source:   derivation
     """
     longer = beat.step_s - beat.decode_s
