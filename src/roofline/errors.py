@@ -37,6 +37,8 @@ class UnknownNameError(SpecError):
             text += "; did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
         elif len(known) <= 12:
             text += "; known: " + ", ".join(known)
+        elif hint:
+            text += ";"
         super().__init__(text + (f" {hint}" if hint else ""))
         self.kind, self.name, self.suggestions = kind, name, near
 

@@ -8,6 +8,7 @@ from roofline.handoff.commands import EMITTERS, Launch, Limits, hub_id, launch
 from roofline.handoff.logs import bench_command, log_lines
 from roofline.planner.demand import milliseconds
 from roofline.planner.result import Recommendation
+from roofline.planner.text import count
 
 __all__ = ["EMITTERS", "Launch", "Limits", "bench_command", "hub_id", "launch", "launch_plan", "log_lines"]
 
@@ -22,7 +23,7 @@ def launch_plan(r: Recommendation, engine: str) -> str:
     Errors:   InfeasibleError where the engine cannot do what the plan says
     """
     length = math.ceil(r.traffic.longest / ROUND) * ROUND
-    out = [f"# {r.traffic}; {r.slo}", f"# {r.fleet.gpus} devices, {r.usd_per_h:,.2f} USD/h"]
+    out = [f"# {r.traffic}; {r.slo}", f"# {count(r.fleet.gpus, 'device')}, {r.usd_per_h:,.2f} USD/h"]
     for o, n in r.fleet.members:
         d = o.deployment
         if engine not in ("dynamo", d.engine.name):

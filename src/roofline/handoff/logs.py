@@ -39,5 +39,5 @@ def bench_command(model: str, isl: float, osl: float, rate_per_s: float, request
     return (
         f"vllm bench serve --model {model} --dataset-name random --random-input-len {isl:.0f} "
         f"--random-output-len {osl:.0f} --request-rate {rate_per_s:.4g} --num-prompts {requests} --ignore-eos "
-        "--save-result --result-filename bench.json"
+        "--percentile-metrics ttft,tpot,e2el --metric-percentiles 50,90,99 --save-result --result-filename bench.json"
     )

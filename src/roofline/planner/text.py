@@ -52,7 +52,7 @@ def answers(r: Recommendation) -> list[tuple[str, str, str]]:
     rows = [
         (
             "cost",
-            f"{r.usd_per_h:,.2f} USD/h, {r.usd_per_month:,.0f} USD/month for {fleet.gpus} devices; "
+            f"{r.usd_per_h:,.2f} USD/h, {r.usd_per_month:,.0f} USD/month for {count(fleet.gpus, 'device')}; "
             f"{r.usd_per_mtok_output:.3g} USD/Mtok output",
             f"all cost over output tokens at this load; over input and output {r.usd_per_mtok_blended:.3g}; split by "
             f"{'pool' if fleet.disaggregated else 'time'}: input {split[0]:.3g}, output {split[1]:.3g}",
@@ -81,6 +81,15 @@ def answers(r: Recommendation) -> list[tuple[str, str, str]]:
     return rows
 
 
+def count(n: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "device"), count(2, "device")
+    ('1 device', '2 devices')
+    """
+    return f"{n:,} {what}" + ("s" if n != 1 else "")
+
+
 def _latency(r: Recommendation, name: str) -> str:
     value = quantity(r.latencies[name], "s", digits=3)
     what = f"{name[:-2].upper()} mean" if r.fleet.disaggregated else r.slo.name_of(name)
@@ -96,9 +105,11 @@ def _pessimistic(r: Recommendation) -> str:
         return "at the slow end of the 80 % band nothing allowed keeps the objective"
     if r.changes_at_pessimistic_end:
         return f"at the slow end of the 80 % band the choice would be {_short(r.pessimistic)}"
-    counts = " + ".join(str(n) for _, n in r.pessimistic.members)
+    counts = " + ".join(
+        count(n, o.role if o.role == "replica" else f"{o.role} worker") for o, n in r.pessimistic.members
+    )
     cost = f"{r.pessimistic.usd_per_h:,.2f} USD/h"
-    return f"the choice stands at the slow end of the 80 % band, with {counts} replicas: {cost}"
+    return f"the choice stands at the slow end of the 80 % band, with {counts}: {cost}"
 
 
 def _ms(value: float) -> str:
