@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from roofline.errors import InfeasibleError, InputError
 from roofline.estimates import estimate
+from roofline.handoff import launch_plan
 from roofline.planner import NoPlanError, Slo, _devices, _search, plan, traffic
 from roofline.planner.fleet import Fleet, mixed, replicas_needed
 from roofline.planner.layouts import candidates, plans
@@ -273,6 +274,17 @@ class TestVendors:
             MODEL, ["mi300x", "h200-sxm"], prices={"mi300x": 0.4, "h200-sxm": 9.0}, **kind, cross_vendor=True
         )
         assert crossed.fleet.hardware == {"mi300x"} and crossed.notes == ()
+
+    def test_a_crossed_plan_says_so_and_so_does_its_hand_off(self):
+        """Prompts on L40S for a pittance, decodes on MI300X, which alone keeps the TPOT."""
+        load = traffic(rate_per_s=4.0, isl=30_000, osl=300)
+        kind = {"traffic": load, "slo": Slo(ttft_s=8.0, tpot_s=0.012), "max_gpus": 2, "mix": False,
+                "prices": {"mi300x": 3.0, "l40s": 0.1}}  # fmt: skip
+        crossed = plan(MODEL, ["mi300x", "l40s"], **kind, cross_vendor=True)
+        assert crossed.fleet.hardware == {"mi300x", "l40s"}
+        assert crossed.usd_per_h < plan(MODEL, ["mi300x", "l40s"], **kind).usd_per_h
+        assert "unlike vendors" in crossed.notes[-1]
+        assert "no engine documents a KV transfer from NVIDIA to AMD" in launch_plan(crossed, "vllm")
 
 
 class TestRefusals:

@@ -9,6 +9,7 @@ from roofline.handoff.logs import bench_command, log_lines
 from roofline.planner.demand import milliseconds
 from roofline.planner.result import Recommendation
 from roofline.planner.text import count
+from roofline.serving.disaggregated import hand_over_obstacle
 
 __all__ = ["EMITTERS", "Launch", "Limits", "bench_command", "hub_id", "launch", "launch_plan", "log_lines"]
 
@@ -24,6 +25,9 @@ def launch_plan(r: Recommendation, engine: str) -> str:
     """
     length = math.ceil(r.traffic.longest / ROUND) * ROUND
     out = [f"# {r.traffic}; {r.slo}", f"# {count(r.fleet.gpus, 'device')}, {r.usd_per_h:,.2f} USD/h"]
+    if r.fleet.disaggregated:
+        why = hand_over_obstacle(*(o.deployment for o, _ in r.fleet.members))
+        out += [f"# {why}: bring a connector of your own"] if why else []
     for o, n in r.fleet.members:
         d = o.deployment
         if engine not in ("dynamo", d.engine.name):
