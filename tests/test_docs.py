@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from roofline.specs.engine import Engine
-from roofline.specs.library import build, parse_yaml
+from roofline.specs.library import build
+from roofline.specs.yaml_file import parse_yaml
 
 # Pages whose blocks other tests run.
 ELSEWHERE = {"simulation.md", "prefix-and-tiers.md"}

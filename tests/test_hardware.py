@@ -13,7 +13,7 @@ from roofline import units
 from roofline.calibrated import calibrated
 from roofline.errors import InputError, RooflineError, SpecError, UnknownNameError
 from roofline.kernels.gemm import GemmConstants
-from roofline.specs import library, prices
+from roofline.specs import library, prices, yaml_file
 from roofline.specs.hardware import BLOCK_SCALED, COMPUTES_IN, Accelerator
 
 NAMES = library.names("hardware")
@@ -426,26 +426,32 @@ def test_an_achieved_entry_is_checked():
 )  # fmt: skip
 def test_yaml_that_no_spec_needs_is_refused(text, says):
     with pytest.raises(SpecError, match=says):
-        library.parse_yaml(text, where="test.yaml")
+        yaml_file.parse_yaml(text, where="test.yaml")
 
 
 def test_anchors_are_fine():
-    data = library.parse_yaml("layers: [{attention: &a {kind: gqa, heads: 8}}, {attention: *a}]", where="m.yaml")
+    data = yaml_file.parse_yaml("layers: [{attention: &a {kind: gqa, heads: 8}}, {attention: *a}]", where="m.yaml")
     assert data["layers"][1]["attention"] == {"kind": "gqa", "heads": 8}
+
+
+def test_values_are_those_of_yaml():
+    text = "a: &x {p: 1, q: 0x1f, r: 010, s: 1e5, t: .inf, u: 1_000.5, v: 1:30.5, d: 2024-05-06, n: ~, y: yes}\n"
+    text += "b: {<<: *x, p: 3}\non: [5., 'yes', !!str 7, !!int '8']\n3: *x"
+    assert repr(yaml_file.parse_yaml(text, where="test.yaml")) == repr(yaml.safe_load(text))
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(SpecError, match="there is no file"):
         library.hardware(tmp_path / "none.yaml")
     with pytest.raises(SpecError, match="is a folder"):
-        library.read_yaml(tmp_path)
+        yaml_file.read_yaml(tmp_path)
     for unreadable in ("\0.yaml", "a" * 5000 + ".yaml"):
         with pytest.raises(SpecError, match="cannot read"):
             library.hardware(unreadable)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SpecError, match="cannot read"):
         library.hardware(str(tmp_path / "binary.yaml"))
-    (tmp_path / "huge.yaml").write_bytes(b"#" * (library.MAX_FILE_BYTES + 1))
+    (tmp_path / "huge.yaml").write_bytes(b"#" * (yaml_file.MAX_FILE_BYTES + 1))
     with pytest.raises(SpecError, match="has at most"):
         library.hardware(tmp_path / "huge.yaml")
 
@@ -579,7 +585,7 @@ def test_junk_in_any_field_is_an_accelerator_or_a_spec_error(path, junk):
 @given(st.text(max_size=200))
 def test_any_text_is_a_mapping_or_a_spec_error(text):
     try:
-        assert isinstance(library.parse_yaml(text, where="test.yaml"), dict)
+        assert isinstance(yaml_file.parse_yaml(text, where="test.yaml"), dict)
     except SpecError:
         pass
 
@@ -602,5 +608,5 @@ def test_doctests():
 
 def test_the_example_of_the_docs_is_a_spec(root):
     example = re.search(r"```yaml\n(.*?)```", (root / "docs" / "adding-a-gpu.md").read_text(), re.DOTALL)[1]
-    a = library.build(Accelerator, library.parse_yaml(example, where="docs"), where="docs")
+    a = library.build(Accelerator, yaml_file.parse_yaml(example, where="docs"), where="docs")
     assert a.name == "my-gpu" and a.unverified == ("compute.l2",)

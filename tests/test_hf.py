@@ -19,8 +19,9 @@ from roofline.specs.fields import FIELD_NAMES, Fields
 from roofline.specs.hf import ParsedModel, from_hf_config
 from roofline.specs.hf_families import FAMILIES
 from roofline.specs.json_file import parse_json, read_json
-from roofline.specs.library import build, parse_yaml
+from roofline.specs.library import build
 from roofline.specs.model import Model
+from roofline.specs.yaml_file import parse_yaml
 from roofline.specs.yaml_text import to_yaml
 
 LLAMA = {

@@ -17,7 +17,7 @@ FLOORS = [
     {"units", "workload", "parallel", "precision", "files"},
     {"ops"},
     {"kernels"},
-    {"layers", "specs.hardware", "specs.library", "specs.engine", "specs.prices"},
+    {"layers", "specs.hardware", "specs.library", "specs.engine", "specs.prices", "specs.yaml_file"},
     {"specs"},
     {"forward", "memory"},
     {"calibrated", "machine"},

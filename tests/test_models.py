@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from roofline.errors import InfeasibleError, InputError, SpecError
 from roofline.parallel import Plan
 from roofline.precision import precision_named
-from roofline.specs.library import aliases, build, find, names, parse_yaml, spec_root
+from roofline.specs.library import aliases, build, find, names, spec_root
 from roofline.specs.model import Model, layer_text, parse_layers, stage_bounds
+from roofline.specs.yaml_file import parse_yaml
 from roofline.workload import decode
 
 GIB = 2**30

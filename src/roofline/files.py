@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever half-written."""
+"""Reading text files with a message for people where that fails, and writing so that nothing is half-written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import os
 import tempfile
 from pathlib import Path
 
-from roofline.errors import InputError
+from roofline.errors import InputError, SpecError
+
+
+def read_text(path: str | os.PathLike, most_bytes: int, what: str, encoding: str = "utf-8") -> str:
+    """The text of a file that holds `what` ("a spec") and has at most so many bytes; else a SpecError says why not."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise SpecError(f"'{path}' is a folder; give the path of a file")
+        size = path.stat().st_size
+        if size > most_bytes:
+            raise SpecError(f"{path.name}: {size} bytes; {what} has at most {most_bytes}")
+        return path.read_text(encoding=encoding)
+    except FileNotFoundError:
+        raise SpecError(f"there is no file '{path}'") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
+        raise SpecError(f"cannot read '{path}': {error}") from None
 
 
 def write_atomically(path: str | os.PathLike, data: str | bytes) -> Path:

@@ -33,7 +33,8 @@ from roofline.measure.identify import accelerator_of, empirical_spec
 from roofline.precision import format_named
 from roofline.specs.engine import engine_named
 from roofline.specs.hardware import Accelerator
-from roofline.specs.library import build, hardware, locate, read_yaml
+from roofline.specs.library import build, hardware, locate
+from roofline.specs.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd

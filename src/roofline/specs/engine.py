@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from roofline.errors import SpecError, UnknownNameError
-from roofline.specs.library import build, canonical, read_yaml
+from roofline.specs.library import build, canonical, head_aliases
+from roofline.specs.yaml_file import read_yaml
 from roofline.units import Bytes, Seconds
 
 FOLDER = Path(__file__).resolve().parents[1] / "engines"
@@ -185,10 +186,10 @@ class Engine(BaseModel):
     aliases: tuple[str, ...] = ()
     version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")] | None = None
     vendors: tuple[str, ...] = Field((), description="whose devices it runs on; empty: nothing is excluded here")
-    memory: MemoryProfile = MemoryProfile()
-    step: StepProfile = StepProfile()
-    scheduler: SchedulerProfile = SchedulerProfile()
-    speculation: SpeculationProfile = SpeculationProfile()
+    memory: MemoryProfile = Field(default_factory=MemoryProfile)
+    step: StepProfile = Field(default_factory=StepProfile)
+    scheduler: SchedulerProfile = Field(default_factory=SchedulerProfile)
+    speculation: SpeculationProfile = Field(default_factory=SpeculationProfile)
     notes: tuple[str, ...] = ()
 
 
@@ -236,10 +237,13 @@ def release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
+@lru_cache(maxsize=64)
 def _file_of(name: str) -> Path:
-    key = canonical(name)
-    for path in sorted(FOLDER.glob("*.yaml")):
-        if key == path.stem or key in map(canonical, read_yaml(path).get("aliases", ())):
+    key, files = canonical(name), {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+    if key in files:
+        return files[key]
+    for path in files.values():
+        if key in map(canonical, head_aliases(path)):
             return path
     raise UnknownNameError("engine", name[:80], engine_names(), hint="see 'roofline list engines'")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.errors import SpecError
+from roofline.files import read_text
 
 MAX_FILE_BYTES = 5_000_000  # the longest per-layer quantisation lists seen are about 2 MB
 MAX_DEPTH = 24
@@ -21,19 +22,8 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     Raises SpecError for a missing file, a folder, more than 5 MB, text that is not JSON, duplicate keys, NaN and
     Infinity (but for `time_step_limit`), more than 24 levels, or a value that is no object.
     """
-    path = Path(path)
-    try:
-        if path.is_dir():
-            raise SpecError(f"'{path}' is a folder; give the path of a JSON file")
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise SpecError(f"{path.name}: {size} bytes; a config has at most {MAX_FILE_BYTES}")
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise SpecError(f"there is no file '{path}'") from None
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
-        raise SpecError(f"cannot read '{path}': {error}") from None
-    return parse_json(text, where=path.name)
+    text = read_text(path, MAX_FILE_BYTES, "a config", encoding="utf-8-sig")
+    return parse_json(text, where=Path(path).name)
 
 
 def parse_json(text: str, where: str) -> dict[str, Any]:

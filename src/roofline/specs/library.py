@@ -22,16 +22,13 @@ from pydantic import BaseModel, ValidationError
 
 from roofline.errors import InputError, SpecError, UnknownNameError
 from roofline.specs.hardware import Accelerator
+from roofline.specs.yaml_file import Loader, read_yaml
 
 PACKAGE = Path(__file__).resolve().parents[1]
 KINDS = ("hardware", "model")
-MAX_FILE_BYTES = 2_000_000
-MAX_DEPTH = 32
-MAX_NODES = 200_000  # with every YAML alias expanded, so that a few lines cannot unfold to gigabytes
 _HEAD_BYTES = 8192  # `aliases` stand within this many bytes of the start of a file
 
 Spec = TypeVar("Spec", bound=BaseModel)
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def spec_root(kind: str) -> Path:
@@ -143,70 +140,6 @@ def build(schema: type[Spec], data: Any, where: str) -> Spec:
         raise SpecError(f"{where}: {text}") from None
 
 
-def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
-    """The mapping in a YAML file; refuses duplicate keys, self-reference, and files that are huge or deeply nested."""
-    path = Path(path)
-    try:
-        if path.is_dir():
-            raise SpecError(f"'{path}' is a folder; give the path of a file")
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise SpecError(f"{path.name}: {size} bytes; a spec has at most {MAX_FILE_BYTES}")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"there is no file '{path}'") from None
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
-        raise SpecError(f"cannot read '{path}': {error}") from None
-    return parse_yaml(text, where=path.name)
-
-
-def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """The mapping in YAML `text`, under the limits of `read_yaml`; `where` names it in messages."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is not None:
-            _unfolded(node, where, 1, {})
-            data = loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise SpecError(f"{where}: not YAML: {' '.join(str(error).split())[:300]}") from None
-    except (RecursionError, ValueError) as error:  # ValueError: an impossible date, or integer with thousands of digits
-        raise SpecError(f"{where}: not readable: {str(error)[:200]}") from None
-    finally:
-        loader.dispose()
-    if node is None or not isinstance(data, dict):
-        raise SpecError(f"{where}: holds no mapping of fields")
-    return data
-
-
-def _unfolded(node: yaml.Node, where: str, depth: int, known: dict[int, int]) -> int:
-    """Number of nodes below `node` with every alias expanded; refuses what a spec has no use for."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if depth > MAX_DEPTH:
-        raise SpecError(f"{where}: nested more than {MAX_DEPTH} levels deep at line {node.start_mark.line + 1}")
-    if id(node) in known:
-        if not known[id(node)]:
-            raise SpecError(f"{where}: refers to itself at line {node.start_mark.line + 1}")
-        return known[id(node)]
-    known[id(node)] = 0  # being counted
-    children = node.value
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise SpecError(f"{where}: a field name must be text, at line {key.start_mark.line + 1}")
-            if key.value in seen:
-                raise SpecError(f"{where}: field '{key.value}' stands twice, again at line {key.start_mark.line + 1}")
-            seen.add(key.value)
-        children = [value for _, value in node.value]
-    total = 1 + sum(_unfolded(child, where, depth + 1, known) for child in children)
-    if total > MAX_NODES:
-        raise SpecError(f"{where}: unfolds to more than {MAX_NODES} values")
-    known[id(node)] = total
-    return total
-
-
 def _roots(kind: str, specs: str | os.PathLike | None) -> list[Path]:
     return [*user_roots(kind, specs), spec_root(kind)]
 
@@ -258,7 +191,7 @@ def head_aliases(path: Path) -> Iterator[str]:
         head = file.read(_HEAD_BYTES)
     block = re.search(r"^aliases:[ \t]*(\[[^\]]*\]|\n(?:[ \t]*-.*\n?)+)", head, re.MULTILINE)
     try:
-        return iter(map(str, yaml.load(block[1], _Loader) or ())) if block else iter(())
+        return iter(map(str, yaml.load(block[1], Loader) or ())) if block else iter(())
     except yaml.YAMLError:
         return iter(())  # the file still loads by its own name, and then says what is wrong
 

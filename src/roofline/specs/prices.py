@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from roofline.errors import InputError, check_number
 from roofline.specs import library
 from roofline.specs.hardware import Accelerator, Block, Text
+from roofline.specs.yaml_file import read_yaml
 from roofline.units import UsdPerHour, parse
 
 Tier = Literal["hyperscaler", "specialist", "long-tail"]
@@ -117,4 +118,4 @@ def usd_per_hour(
 
 @lru_cache(maxsize=8)
 def _price_list(path: Path, _changed: int) -> PriceList:
-    return library.build(PriceList, library.read_yaml(path), where=path.name)
+    return library.build(PriceList, read_yaml(path), where=path.name)

@@ -14,6 +14,7 @@ from roofline.specs.hub import hub_config, is_hub_id
 from roofline.specs.json_file import read_json
 from roofline.specs.model import Model
 from roofline.specs.parsed import ParsedModel
+from roofline.specs.yaml_file import read_yaml
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
 _INDEX = "model.safetensors.index.json"
@@ -60,7 +61,7 @@ def _from_library(name: str, specs: str | os.PathLike | None) -> ParsedModel:
 
 @lru_cache(maxsize=256)
 def _from_yaml(path: Path, _changed: int) -> ParsedModel:
-    model = library.build(Model, library.read_yaml(path), where=path.name)
+    model = library.build(Model, read_yaml(path), where=path.name)
     return ParsedModel(model, precision_named(model.native), model.notes)
 
 
