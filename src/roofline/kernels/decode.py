@@ -251,10 +251,10 @@ def _split_kv(
     memory = (last(moved) + np.where(split, stored * last(partial), 0.0)) / last(rate)
     compute = tiles * waves * last(math_s)
     compute = last(exact_s) + last(c.padding) * (compute - last(exact_s))
-    walk = np.hypot(tiles * waves * last(feed_s), compute)
+    walk = _two_norm(tiles * waves * last(feed_s), compute)
     block = np.maximum(tiles * hidden * last(c.tile_s), walk)
     longest = np.maximum(memory, block)
-    joint = longest + last(c.blend) * (np.hypot(memory, block) - longest)
+    joint = longest + last(c.blend) * (_two_norm(memory, block) - longest)
     setup = hidden * last(np.where(alone, c.mha_block_s, c.block_s))
     extra = np.where(split, last(c.split_s), 0.0)
     total = joint + setup + extra
@@ -269,6 +269,11 @@ def _split_kv(
     time, memory, compute, extra = chosen(total), chosen(memory), chosen(compute), chosen(extra)
     latency = time - extra - np.maximum(memory, compute)
     return c.launch_s + time, c.launch_s + extra, compute, memory, latency
+
+
+def _two_norm(a, b):
+    """Return np.hypot at a tenth of its price: seconds neither overflow nor underflow when squared."""
+    return np.sqrt(a * a + b * b)
 
 
 def _waves(x):

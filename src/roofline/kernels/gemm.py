@@ -14,7 +14,7 @@ from roofline.kernels.elementwise import quantise_time, warm_share
 TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
 SPLITS = (1, 2, 4, 8, 16)
 K_STEP = 64  # elements of K that a block consumes at a time; a split keeps at least one step
-BLOCK = 4096  # rows evaluated at once, so that the candidates of a large table stay in cache
+BLOCK = 512  # rows evaluated at once: with their candidates a term is 0.1 MB, so that all of them stay in cache
 
 _TILE_M, _TILE_N, _SPLIT = (
     np.array(v, float) for v in zip(*[(tm, tn, s) for tm, tn in TILES for s in SPLITS], strict=True)
