@@ -12,13 +12,13 @@ FILLED = 0.6  # mean share of its output that a running sequence holds, when adm
 LENGTHS = np.concatenate(([1.0], 2.0 ** np.arange(6, 22.01, 0.5)))
 
 
-def held_tokens(isl: Array, osl: Array) -> Array:
+def held_tokens(isl: Array, osl: Array, reserved: bool = False) -> Array:
     """Cached tokens of a running sequence as the pool sees them on average.
 
-    Formula:  I + 0.6 O
+    Formula:  I + 0.6 O; I + O where room for the whole answer is taken on admission
     Source:   step model of the end-to-end rows: a little above the mean, as engines keep a reserve to avoid preemption
     """
-    return isl + FILLED * np.asarray(osl, float)
+    return isl + (1.0 if reserved else FILLED) * np.asarray(osl, float)
 
 
 def most_seqs(deployment: Deployment) -> float:

@@ -148,7 +148,8 @@ def pooled_state(
     ranks = pools.decode_workers * pools.decode.plan.dp
     table, context, s = step_table(pools.decode), prompts.mean + outputs.mean / 2.0, pools.decode.speculation
     steps_each = outputs.mean if s is None else in_cycles(outputs, s.shares).mean
-    cap = np.maximum(kv_sequences(pools.decode, held_tokens(prompts.mean, outputs.mean)), 1.0) * ranks
+    held = held_tokens(prompts.mean, outputs.mean, pools.decode.engine.scheduler.reserve_output)
+    cap = np.maximum(kv_sequences(pools.decode, held), 1.0) * ranks
     slots = np.minimum(pools.slots, cap)
 
     def step_s(batch: Array) -> Array:

@@ -86,6 +86,11 @@ RULES: tuple[Rule, ...] = (
          f"{TREES}: attention_dp enable_balance, timeout_iters 60; half of it is waited on average"),
     Rule({"engine": "tensorrt-llm", "fixed_lengths": True}, {"token_budget": 2048},
          "inferred from the fixed-length development rows: their protocol is not published"),
+    Rule({"engine": "tensorrt-llm", "model": R1, "day": _below(WARM_UP_DAY)},
+         {"cold_start_s": lambda r: min(0.25 + r.burst_tokens / 36e3, 10.0)},
+         "inferred from 54 development rows without warm-up: each new size of a step of prompts is prepared for"),
+    Rule({"engine": "tensorrt-llm", "model": "gpt-oss-120b", "gpu": "h200-sxm", "day": _below(WARM_UP_DAY)},
+         {"cold_start_s": 0.4}, "inferred from 70 development rows without warm-up"),
     # SGLang
     Rule({"engine": "sglang", "fixed_lengths": False}, {"token_budget": 32768}, f"{TREES}: --chunked-prefill-size"),
     Rule({"engine": "sglang", "model": R1, "weights": "nvfp4"}, {"token_budget": 16384},

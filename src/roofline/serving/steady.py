@@ -117,7 +117,8 @@ def steady_state(
             check_numbers(name, value)
     prompts, outputs = as_lengths(isl), as_lengths(osl)
     r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
-    fits = kv_sequences(deployment, held_tokens(prompts.mean, outputs.mean), cached, prefixes, max_seqs)
+    held = held_tokens(prompts.mean, outputs.mean, deployment.engine.scheduler.reserve_output)
+    fits = kv_sequences(deployment, held, cached, prefixes, max_seqs)
     site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
     s = deployment.speculation
     if s is not None:

@@ -42,7 +42,7 @@ def scheduler_of(where: Deployment, length: float, **knobs) -> Scheduler:
         "mixed": profile.policy == "mixed",
         "chunked": profile.chunked_prefill,
         "seen_late": profile.lookahead == 1,
-        "reserve_output": not profile.chunked_prefill,  # whole prompts and no eviction come together (TensorRT-LLM)
+        "reserve_output": profile.reserve_output,
         "preempt": "latest" if profile.policy == "mixed" else "shortest",
         "token_budget": budget,
         "max_seqs": min(most, budget) if profile.policy == "mixed" and profile.chunked_prefill else most,

@@ -152,6 +152,7 @@ class SchedulerProfile(Block):
     token_budget: Count = Field(8192, description="most new tokens of a step, decodes included")
     poll_interval: Count = Field(1, description="decode steps between two looks at the queue of arrivals")
     stream_interval: Count = Field(1, description="tokens that are sent together")
+    reserve_output: bool = Field(False, description="is room for a whole answer taken on admission? nobody is evicted")
     lookahead: Count = Field(0, description="steps that are scheduled before the last one is done (async scheduling)")
     prefix_caching: bool = False
     hold_steps: Count = Field(0, description="decode steps that prompts are held back for others to join them")
