@@ -39,6 +39,43 @@ def ceil_div(a, b):
 
 def reference(trace, costs, rules):
     """Requests with their times; also seat-steps, steps."""
+    run = steps_of(trace, costs, rules)
+    offer, now = next(run), 0.0
+    try:
+        while True:
+            now = max(now, offer[1]) if offer[0] is None else now + offer[0]
+            offer = run.send(now)
+    except StopIteration as end:
+        return end.value
+
+
+def lockstep_reference(traces, costs, rules, shared):
+    """As `reference`, of ranks that step together: the longest own part, and `shared(tokens of all)`."""
+    runs = [steps_of(t, costs, rules) for t in traces]
+    offers, now, out = [next(r) for r in runs], 0.0, [None] * len(runs)
+    while any(result is None for result in out):
+        live = [o for o, result in zip(offers, out) if result is None]
+        own = [o for o in live if o[0] is not None]
+        idle = [o[1] for o in live if o[0] is None]
+        start = now
+        if own:
+            now += max(o[0] for o in own) + shared(sum(o[1] for o in own))
+        else:
+            now = start = max(now, min(idle))
+        for i, run in enumerate(runs):
+            if out[i] is None:
+                try:
+                    offers[i] = run.send((start, now) if offers[i][0] is None else now)
+                except StopIteration as end:
+                    out[i] = end.value
+    return out
+
+
+def steps_of(trace, costs, rules):
+    """The loop of one replica, as a generator: it offers (seconds, tokens) of a step and is sent the time of its end.
+
+    Without work it offers (None, time of the next arrival) and is sent a time, or the start and end of others' step.
+    """
     requests = [
         Request(i, int(isl), int(osl), int(trace.cached[i]) if trace.cached is not None else 0)
         for i, (isl, osl) in enumerate(zip(trace.isl, trace.osl))
@@ -145,7 +182,7 @@ def reference(trace, costs, rules):
             with_decode = decoding if rules.mixed else []
             seconds = costs.step_s(len(with_decode), sum(r.context for r in with_decode), tokens, pairs) + cold
             cold = 0.0
-            start, now = now, now + seconds
+            start, now = now, (yield seconds, tokens + len(with_decode))
             steps += 1
             seats += len(running)
             must_poll = True
@@ -159,13 +196,14 @@ def reference(trace, costs, rules):
             if not sent:
                 assert not waiting
                 break
-            now = start = max(now, sent[0].ready)
+            told = yield None, sent[0].ready
+            start, now = told if isinstance(told, tuple) else (told, told)
             must_poll = True
             continue
         else:
             batch = static_batch or decoding
             seconds = costs.step_s(len(batch), sum(r.context for r in batch))
-            start, now = now, now + seconds
+            start, now = now, (yield seconds, len(batch))
             steps += 1
             seats += len(decoding)
             if waiting:

@@ -10,7 +10,7 @@ import pytest
 from simulation_costs import llama_70b_tp4
 
 from roofline.serving.prefix import hit_curve
-from roofline.simulation import Pool, closed_loop, poisson, sglang, simulate, tensorrt_llm, vllm
+from roofline.simulation import Lockstep, Pool, closed_loop, poisson, sglang, simulate, tensorrt_llm, vllm
 
 COSTS = llama_70b_tp4()
 FRONT = {"tokenizer_s_per_token": 3.2e-6, "tokenizer_s_per_request": 3e-4, "front_end_s": 3e-3, "emit_steps": 0.4}
@@ -39,6 +39,14 @@ def test_four_replicas_that_look_at_the_load(benchmark):
 
     trace = poisson(20.0, 5_000, (100, 1000), (50, 500))
     result = benchmark(simulate, trace, Pool(COSTS, vllm(), 4, LeastLoaded()))
+    assert result.done.all()
+
+
+def test_eight_ranks_in_lockstep(benchmark):
+    """Every jump ends where any rank's does: some five thousand requests/s."""
+    trace = poisson(40.0, 2_000, (100, 1000), (50, 500))
+    pool = Pool(COSTS, vllm(), 8, lockstep=Lockstep(8, [1.0, 4096.0], [4e-3, 40e-3]))
+    result = benchmark(simulate, trace, pool)
     assert result.done.all()
 
 

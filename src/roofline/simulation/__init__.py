@@ -7,6 +7,7 @@ from roofline.simulation.costs import StepCosts, tabulate
 from roofline.simulation.cycles import Cycles
 from roofline.simulation.deployed import deployed
 from roofline.simulation.engine import Link, Pool, simulate
+from roofline.simulation.lockstep import Lockstep
 from roofline.simulation.result import Result, Span
 from roofline.simulation.routing import CacheAware, FreshWarm, LeastLoaded, RoundRobin
 from roofline.simulation.scheduler import Scheduler, sglang, static, tensorrt_llm, vllm
@@ -18,6 +19,7 @@ __all__ = [
     "FreshWarm",
     "LeastLoaded",
     "Link",
+    "Lockstep",
     "Pool",
     "Result",
     "RoundRobin",

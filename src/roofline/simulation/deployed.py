@@ -7,12 +7,14 @@ import numpy as np
 from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, UnsupportedError
 from roofline.serving.capacity import most_seqs
-from roofline.serving.steps import CONTEXTS, step_table
+from roofline.serving.steps import CONTEXTS, TOKENS, step_table
 from roofline.simulation.costs import StepCosts, tabulate
 from roofline.simulation.cycles import Cycles
 from roofline.simulation.engine import Pool
+from roofline.simulation.lockstep import Lockstep
 from roofline.simulation.scheduler import Scheduler
 from roofline.simulation.trace import Trace
+from roofline.workload import Sequences
 
 NEVER = 1e9  # share of the budget that no prompts fill: a profile's 0
 
@@ -63,28 +65,53 @@ def scheduler_of(where: Deployment, length: float, **knobs) -> Scheduler:
     return Scheduler(**(rules | knobs))
 
 
-def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler) -> StepCosts:
+def lockstep_of(where: Deployment) -> Lockstep | None:
+    """What the attention-data-parallel ranks of a mixture of experts share; None where ranks need not wait.
+
+    Formula:  S(t) = sum of the experts' and the exchange's times where every rank has t tokens
+    Args:     where; schedules that overlap kernels with the network share nothing: the longest rank's whole step counts
+    Returns:  `Lockstep`, seconds over tokens
+    Source:   SGLang (enable-dp-attention), vLLM (DP with expert parallelism): every layer's dispatch and combine wait
+              for all ranks, and those without requests run dummy batches
+    """
+    dp = where.plan.dp
+    if dp == 1 or not where.model.is_mixture:
+        return None
+    tokens, table = TOKENS.points, step_table(where)
+    shared = np.zeros_like(tokens)
+    if where.engine.step.schedule == "serial":
+        ops = [op for op in where.ops(Sequences(tokens * dp, 1.0, 1.0, 0.0)) if op.kind in ("experts", "exchange")]
+        shared = sum((t.op.count * t.total_s for t in where.timed(ops).times), shared)
+    return Lockstep(dp, tokens.tolist(), shared.tolist(), float(table.launch_s))
+
+
+def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler, lockstep: Lockstep | None = None) -> StepCosts:
     """Step costs of one attention-data-parallel rank, tabulated over what the trace will visit.
 
-    Args:     where, trace, scheduler
+    Args:     where, trace, scheduler; lockstep: what ranks share, which is then left out
     Returns:  `StepCosts`; `max_error` and `median_error` say how well they repeat the step model
-    Assumes:  the other ranks do the same at the same time
+    Assumes:  without `lockstep`: the other ranks do the same at the same time
     Source:   `roofline.serving.steps`
     """
     table = step_table(where)
+
+    def shared_s(tokens):
+        return 0.0 if lockstep is None else np.interp(tokens, lockstep.nodes, lockstep.shared_s)
 
     def step_s(batch, context, new, past):
         batch, context, new, past = np.broadcast_arrays(*(np.asarray(a, float) for a in (batch, context, new, past)))
         prompt, _ = table.prompts(np.maximum(new, 1.0), past)
         mixed = table.combined(table.tokens(table.verified * batch + new) + table.fixed(batch, context) + prompt)
         drafting, (reading, _) = table.drafting(batch, CONTEXTS.place(context)), table.reading(new, past)
-        return np.where(new > 0, mixed + drafting + reading, table.decode(batch, context))
+        whole = np.where(new > 0, mixed + drafting + reading, table.decode(batch, context))
+        return np.maximum(whole - shared_s(table.verified * batch + new), 0.0)
 
     low, high = float(trace.isl.min()), float((trace.isl + trace.osl).max())
     most = min(float(scheduler.token_budget), float(trace.isl.max()) * scheduler.max_seqs)
     return tabulate(
         step_s, scheduler.max_seqs, contexts=(low, max(high, 1.5 * low + 64)), prompts=(16.0, max(most, 64.0)),
-        eager_s=float(table.layers_s), launch_floor_s=float(table.launch_s), graph_tokens=int(table.graph_tokens),
+        eager_s=float(table.layers_s), launch_floor_s=float(table.launch_s) if lockstep is None else 0.0,
+        graph_tokens=int(table.graph_tokens),
     )  # fmt: skip
 
 
@@ -96,18 +123,18 @@ def deployed(
     Args:     where: what `deployment(...)` returns; trace: sets the range of lengths to tabulate; replicas; pool:
               further fields of `Pool` (router, prefix_caching, tiers); seed: of what cycles of speculation yield;
               knobs: scheduler settings, not the engine's
-    Returns:  `Pool`; attention-data-parallel ranks become replicas of their own
-    Assumes:  ranks need not wait for each other (they do; per-step imbalance between ranks is not simulated)
+    Returns:  `Pool`; attention-data-parallel ranks become replicas of their own, those of a mixture in lockstep
     Source:   the engine profile and the step model
     """
     if "max_seqs" not in knobs and trace.concurrency is not None:  # a table longer than that is never read
         most = scheduler_of(where, _typical(trace), **knobs).max_seqs
         knobs = knobs | {"max_seqs": min(most, trace.concurrency)}
     scheduler = scheduler_of(where, _typical(trace), **knobs)
-    fields = {"replicas": replicas * where.plan.dp} | (pool or {})
+    together = lockstep_of(where) if scheduler.continuous else None
+    fields = {"replicas": replicas * where.plan.dp, "lockstep": together} | (pool or {})
     if where.speculation is not None:
         fields |= {"cycles": Cycles(where.speculation.shares, seed)}
-    return Pool(costs_of(where, trace, scheduler), scheduler, **fields)
+    return Pool(costs_of(where, trace, scheduler, fields["lockstep"]), scheduler, **fields)
 
 
 def _typical(trace: Trace) -> float:

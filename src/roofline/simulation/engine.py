@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -19,12 +19,15 @@ from roofline.errors import InputError, check_number
 from roofline.serving.tiers import KVTiers, fetch_s
 from roofline.simulation.costs import StepCosts
 from roofline.simulation.cycles import Cycles
-from roofline.simulation.replica import Log, Replica
+from roofline.simulation.lockstep import Group, Lockstep
+from roofline.simulation.log import Log
+from roofline.simulation.replica import Replica
 from roofline.simulation.result import Result, collect
 from roofline.simulation.routing import CacheAware, FreshWarm, LeastLoaded, RoundRobin
 from roofline.simulation.scheduler import Scheduler
 from roofline.simulation.trace import Trace
 
+Mover = Replica | Group  # what moves by itself
 Router = RoundRobin | LeastLoaded | CacheAware | FreshWarm
 
 
@@ -34,7 +37,8 @@ class Pool:
 
     `prefix_caching` keeps prompt blocks in the KV pool of each replica (scheduler.kv_blocks), the least recent evicted.
     `tiers` is called once a replica and returns its tiers below the GPU; one object each time is a common store.
-    With `cycles` a decode step is a cycle of speculation: `costs` are then those of cycles, by tokens of context.
+    With `lockstep` so many replicas in turn are attention-data-parallel ranks that step together: `costs` are then of a
+    rank's own part. With `cycles` a decode step is a cycle of speculation, and `costs` are those of cycles.
     """
 
     costs: StepCosts
@@ -44,6 +48,7 @@ class Pool:
     prefix_caching: bool = False
     tiers: Callable[[], KVTiers] | None = None
     cycles: Cycles | None = None
+    lockstep: Lockstep | None = None
 
     def __post_init__(self):
         check_number("replicas", self.replicas, low=1, integer=True)
@@ -51,6 +56,9 @@ class Pool:
             raise InputError(f"router {type(self.router).__name__} looks at prefix caches: set prefix_caching=True")
         if isinstance(self.router, FreshWarm) and self.replicas <= self.router.fresh:
             raise InputError(f"router FreshWarm: {self.router.fresh} fresh of {self.replicas} replicas leave none warm")
+        if self.lockstep is not None and (self.replicas % self.lockstep.ranks or not self.scheduler.continuous):
+            raise InputError(f"lockstep: {self.replicas} replicas of continuous batching are not whole groups of "
+                             f"{self.lockstep.ranks} ranks")  # fmt: skip
         if self.tiers is not None and not self.prefix_caching:
             raise InputError("tiers hold what the prefix cache evicts: set prefix_caching=True")
 
@@ -63,6 +71,13 @@ class Pool:
             Replica(costs, rules, log, r, self.tiers() if self.tiers else None, self.prefix_caching)
             for r in range(self.replicas)
         ]
+
+    def movers(self, ranks: list[Replica]) -> Sequence[Mover]:
+        """What moves by itself: replicas, or groups of ranks in lockstep."""
+        if self.lockstep is None:
+            return ranks
+        n = self.lockstep.ranks
+        return [Group(ranks[i : i + n], self.lockstep) for i in range(0, len(ranks), n)]
 
     def log(self, trace: Trace, only_prompts: bool = False, **how: bool) -> Log:
         """An empty log of the requests of `trace`: what they ask of this pool."""
@@ -137,9 +152,10 @@ def simulate(
     try:
         apart = trace.concurrency is None and not pool.router.looks and pool.tiers is None
         if whole and (len(replicas) == 1 or apart):
-            _independent(trace, replicas, pool.router)
+            _independent(trace, replicas, pool.router, pool.movers(replicas))
         else:
-            _together(trace, replicas, pool.router, last, decode.router if decode else None, link)
+            movers = pool.movers(replicas), decode.movers(last) if decode else []
+            _together(trace, replicas, pool.router, last, decode.router if decode else None, link, *movers)
         if progress is not None:
             progress(last_log.done, requests)
     except KeyboardInterrupt:
@@ -147,7 +163,7 @@ def simulate(
     return collect(trace, log, last_log, replicas, last, complete)
 
 
-def _independent(trace: Trace, replicas: list[Replica], router: Router) -> None:
+def _independent(trace: Trace, replicas: list[Replica], router: Router, movers: Sequence[Mover] = ()) -> None:
     """Replicas that never have to look at each other: each runs through at once."""
     if trace.concurrency is not None:
         (replica,) = replicas
@@ -158,12 +174,13 @@ def _independent(trace: Trace, replicas: list[Replica], router: Router) -> None:
     else:
         for i, at in enumerate(trace.arrived_s.tolist()):
             replicas[router.pick(replicas, i, i, at) if len(replicas) > 1 else 0].submit(i, at)
-    for replica in replicas:
-        replica.advance()
+    for mover in movers or replicas:
+        mover.advance()
 
 
-def _together(trace, replicas, router, last, last_router, link: Link | None) -> None:
+def _together(trace, replicas, router, last, last_router, link: Link | None, movers=(), last_movers=()) -> None:
     """Replicas whose requests, hand-overs and completions interleave."""
+    movers, last_movers = movers or replicas, last_movers or last
     closed = trace.concurrency is not None
     n = len(trace.isl)
     waiting = list(range(n - 1, -1, -1)) if closed else []
@@ -175,9 +192,9 @@ def _together(trace, replicas, router, last, last_router, link: Link | None) -> 
     heapify(events)
     order, turns = n, [0, 0]
     link_free = [0.0] * len(replicas)
-    everyone = replicas + last
+    everyone = movers + last_movers
     stores = [r.tiers for r in replicas if r.tiers is not None]
-    feeders = everyone if closed or len({id(s) for s in stores}) < len(stores) else replicas if last else []
+    feeders = everyone if closed or len({id(s) for s in stores}) < len(stores) else movers if last else []
     while True:
         clocks = [r.next_s for r in everyone]
         first = min(range(len(everyone)), key=clocks.__getitem__)
@@ -199,11 +216,12 @@ def _together(trace, replicas, router, last, last_router, link: Link | None) -> 
         until = min([event_s] + [r.earliest_finish_s for r in feeders if r is not mover])
         until = max(until, math.nextafter(clocks[first], math.inf))
         for i, at in mover.advance(until, stop_at_finish=bool(feeders)):
-            if last and first < len(replicas):
+            if last and first < len(movers):
+                sender = mover.log.replica[i]
                 move = float(fetch_s(trace.isl[i], link.kv_bytes_per_token, link.bandwidth_bytes_per_s))
-                start = max(at, link_free[first])
-                link_free[first] = start + move * (1.0 - link.overlap)
-                heappush(events, (link_free[first] + link.latency_s, order, i, True))
+                start = max(at, link_free[sender])
+                link_free[sender] = start + move * (1.0 - link.overlap)
+                heappush(events, (link_free[sender] + link.latency_s, order, i, True))
                 order += 1
             elif closed:
                 heappush(events, (at, order, -1, False))

@@ -12,43 +12,21 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
+from collections.abc import Generator
 from heapq import heapify, heappop, heappush
-from itertools import chain
-from operator import mul
 
 from roofline.errors import InfeasibleError, InputError
 from roofline.serving.prefix import PrefixCache
 from roofline.serving.tiers import KVTiers
 from roofline.simulation.costs import StepCosts
+from roofline.simulation.jumps import blocks_of, steps_to, steps_until_full
+from roofline.simulation.log import Log
 from roofline.simulation.scheduler import Scheduler
 
-NAN = math.nan
-
-
-class Log:
-    """What happened to each request, as plain lists that replicas share and write in place."""
-
-    __slots__ = ("admitted", "cached", "chunks", "decodes", "done", "finish", "first", "gap_count", "gap_s", "handed",
-                 "held", "hit_blocks", "hits", "ids", "ids_tokens", "isl", "osl", "preempted", "prefilled", "ready",
-                 "replica", "seen", "sent", "step_tokens")  # fmt: skip
-
-    def __init__(self, isl, osl, cached=None, ids=None, ids_tokens=0, step_tokens=1.0, handed=False, timeline=False):
-        n = len(isl)
-        self.isl, self.osl = list(isl), list(osl)  # tokens of the prompt, steps of the answer
-        self.step_tokens = step_tokens  # of an answer; contexts and KV are counted in units of it
-        self.held = self.isl if step_tokens == 1.0 else [max(round(x / step_tokens), 1) for x in isl]
-        self.cached = list(cached) if cached is not None else [0] * n  # tokens known to be cached, before the run
-        self.ids, self.ids_tokens = ids, ids_tokens
-        self.handed = handed  # prompts arrive with their KV and first token (decode pool)
-        self.sent, self.ready, self.seen, self.admitted, self.prefilled, self.first, self.finish = (
-            [NAN] * n for _ in range(7)
-        )
-        self.hits, self.hit_blocks, self.preempted, self.replica = ([0] * n for _ in range(4))
-        self.gap_s: list[float] = []  # token gaps, and how many tokens saw each
-        self.gap_count: list[float] = []
-        self.chunks: list[tuple] | None = [] if timeline else None  # request, replica, start, end, tokens
-        self.decodes: list[tuple] | None = [] if timeline else None  # replica, start, end, steps, batch
-        self.done = 0
+# A step as a rank in lockstep offers it: seconds of its own part, by how much they grow from step to step, how many
+# steps nothing else happens in, until when nobody arrives, tokens, and whether prompts run outside a graph.
+Offer = tuple[float, float, int, float, float, bool]
+Beat = tuple[int, float, float]  # what it is told: steps, seconds of the first, growth
 
 
 class Replica:
@@ -98,6 +76,7 @@ class Replica:
         self.warm = scheduler.cold_start_s == 0.0
         self.backlog: list[int] = []  # closed loop: requests still to be sent, next one last
         self.last_finished = self.last_tokens = 0  # in the last step
+        self.finished: list[tuple[int, float]] = []  # and when, since it was last moved
         self.steps = self.prompt_steps = self.seat_steps = self.prompt_tokens = 0
         self.busy_s = self.decode_area = 0.0
         self.preemptions = 0
@@ -175,6 +154,12 @@ class Replica:
 
         With `stop_at_finish` it returns as soon as some finish.
         """
+        for _ in self.run(until, stop_at_finish):
+            raise AssertionError("a replica of its own waits for nobody")
+        return self.finished
+
+    def run(self, until: float, stop_at_finish: bool, alone: bool = True) -> Generator[Offer, Beat, None]:
+        """`advance` as a generator: not `alone`, it offers one step, is sent how long that takes, and ends after it."""
         log, rules, costs, cache, tiers = self.log, self.scheduler, self.costs, self.cache, self.tiers
         isl, held_, osl, cached, hits, prefilled = log.isl, log.held, log.osl, log.cached, log.hits, log.prefilled
         sent_s, ready, seen, admitted, first, finish = (
@@ -213,7 +198,7 @@ class Replica:
         steps = seat_steps = prompt_steps = prompt_tokens = 0
         busy_s = decode_area = 0.0
         tick, done = self.tick, log.done
-        finished: list[tuple[int, float]] = []
+        finished = self.finished = []
         completing: list[int] = []
         tokens, before = 0, -1
 
@@ -248,7 +233,7 @@ class Replica:
                 if grows and running:
                     parked = (partial >= 0 and self._parked_blocks(partial)) + len(pinned) * shared_blocks
                     while private / block + b + parked > capacity and (
-                        _blocks(residues, s, block, private, b) + parked > capacity
+                        blocks_of(residues, s, block, private, b) + parked > capacity
                     ):
                         if partial >= 0:
                             victim, partial, left = partial, -1, 0
@@ -314,7 +299,7 @@ class Replica:
                             partial = -1
                     if release and partial < 0:
                         if cache is not None and limited:  # what running requests took since, the cache lost
-                            used = reserved if reserves else _blocks(residues, s, block, private, b) + parked
+                            used = reserved if reserves else blocks_of(residues, s, block, private, b) + parked
                             cache.shrink((capacity - used) / shared_blocks)
                         while waiting and seats < max_seqs:
                             if room <= 0 and (chunked or tokens):
@@ -345,7 +330,7 @@ class Replica:
                                     need = -((-own - got) // block)
                                     used = private / block + b + parked
                                     if used + need + fresh + len(pinned) * shared_blocks > capacity:
-                                        used = _blocks(residues, s, block, private, b) + parked
+                                        used = blocks_of(residues, s, block, private, b) + parked
                                 if used + need + fresh + len(pinned) * shared_blocks > capacity:
                                     break
                                 parked += need
@@ -382,13 +367,15 @@ class Replica:
                         held = 0
                     if tokens:
                         start = now
-                        if mixed:
-                            now += step_s(b, ctx, tokens, pairs)
-                        else:
-                            now += step_s(0, 0, tokens, pairs)
+                        seconds = step_s(b, ctx, tokens, pairs) if mixed else step_s(0, 0, tokens, pairs)
                         if not self.warm:
                             self.warm = True
-                            now += rules.cold_start_s
+                            seconds += rules.cold_start_s
+                        if not alone:
+                            beside = b * verified if mixed else 0
+                            outside = tokens + beside > costs.graph_tokens
+                            _, seconds, _ = yield seconds, 0.0, 1, math.inf, tokens + beside, outside
+                        now += seconds
                         last_start = start
                         busy_s += now - start
                         steps += 1
@@ -445,6 +432,9 @@ class Replica:
                     next_s = ready[sent[0]] if sent else math.inf
                     if fetching and fetching[0][0] < next_s:
                         next_s = fetching[0][0]
+                    if not alone:
+                        next_poll = s
+                        break
                     if next_s >= until or next_s == math.inf:
                         assert not waiting or next_s < math.inf, "an idle replica refused its queue"
                         break
@@ -464,29 +454,36 @@ class Replica:
                     if k > 1:
                         if release is False and waiting and hold and continuous and hold - held < k and b < max_seqs:
                             k = hold - held if hold > held else 1
-                        if (sent or fetching) and (
-                            # a full replica need not know who arrives, unless it would be seen at a poll on the way
-                            poll > 1
-                            or tiers is not None
-                            or (b < max_seqs and continuous and (not waiting or held < hold))
+                        if (
+                            (sent or fetching)
+                            and alone
+                            and (
+                                # a full replica need not know who arrives, unless it would be seen at a poll on the way
+                                poll > 1
+                                or tiers is not None
+                                or (b < max_seqs and continuous and (not waiting or held < hold))
+                            )
                         ):
                             next_s = ready[sent[0]] if sent else math.inf
-                            wait = 0 if next_s == math.inf else _steps_to(next_s - now, d0, g)
+                            wait = 0 if next_s == math.inf else steps_to(next_s - now, d0, g)
                             soon = wait + 1 if late else (wait or 1)
                             if poll > 1:
                                 ahead = next_poll - s
                                 soon = ahead if soon <= ahead else ahead + -(-(soon - ahead) // poll) * poll
                             if next_s < math.inf and soon < k:
                                 k = soon
-                            if fetching and (soon := _steps_to(fetching[0][0] - now, d0, g) or 1) < k:
+                            if fetching and (soon := steps_to(fetching[0][0] - now, d0, g) or 1) < k:
                                 k = soon
-                        if until < math.inf and (soon := _steps_to(until - now, d0, g) or 1) < k:
+                        if alone and until < math.inf and (soon := steps_to(until - now, d0, g) or 1) < k:
                             k = soon
                         if grows:
                             parked = (partial >= 0 and self._parked_blocks(partial)) + len(pinned) * shared_blocks
                             if private / block + b + parked + b * (k // block + 1) > capacity:
-                                free = int(capacity - parked - _blocks(residues, s, block, private, b))
-                                k = min(k, _steps_until_full(residues, s, block, b, free))
+                                free = int(capacity - parked - blocks_of(residues, s, block, private, b))
+                                k = min(k, steps_until_full(residues, s, block, b, free))
+                    if not alone:
+                        k, next_s = self._look_at(now, next_poll - s, k)
+                        k, d0, g = yield d0, g, k, next_s, b * verified, False
                     dt = k * d0 + g * (k * (k - 1) / 2)
                     if stalled:
                         for count, since in stalled:
@@ -556,6 +553,8 @@ class Replica:
                         self.on_tick(done)
                     if finished:
                         break
+                if not alone:
+                    break
         finally:
             self.now, self.last_start, self.step, self.next_poll = now, last_start, s, next_poll
             self.batch, self.context, self.private, self.active = b, ctx, private, active
@@ -569,7 +568,14 @@ class Replica:
             self.prompt_tokens += prompt_tokens
             self.busy_s += busy_s
             self.decode_area += decode_area
-        return finished
+
+    def _look_at(self, now: float, to_poll: int, most: int) -> tuple[int, float]:
+        """Steps, at most `most`, and the time until which a rank in lockstep need not look who arrived."""
+        ahead = [self.log.ready[self.sent[0]]] if self.sent else []
+        next_s = min(ahead + [t for t, _ in self.fetching[:1]], default=math.inf)
+        if next_s > now:
+            return most, next_s
+        return min(most, to_poll if self.scheduler.poll_steps > 1 else 1), math.inf
 
     def _private_prompt(self, i: int) -> int:
         """What request i holds of its prompt outside the shared prefix blocks."""
@@ -615,39 +621,3 @@ class Replica:
         end = self.tiers.take(now, ids[resident:], found)
         cache.insert(ids[: resident + len(found)])
         return end
-
-
-def _blocks(residues: list[int], step: int, block: int, private: int, batch: int) -> int:
-    """KV blocks that the running batch holds once the step at counter `step` has its token slots.
-
-    Formula: sum over sequences of floor(c / B) + 1 = (sum of c - sum of c mod B) / B + batch, where c mod B is the
-    sequence's residue, counted at step 0, plus the step.
-    """
-    turn = step % block
-    odd = sum(map(mul, residues, chain(range(turn, block), range(turn))))
-    return (private - odd) // block + batch
-
-
-def _steps_until_full(residues: list[int], step: int, block: int, batch: int, free: int) -> int:
-    """Decode steps that can run before the batch wants a block that is not there; the step at `step` fits."""
-    cycles = free // batch  # every sequence takes one block in `block` steps
-    free -= cycles * batch
-    k = cycles * block + 1
-    while (wanted := residues[-(step + k) % block]) <= free:
-        free -= wanted
-        k += 1
-    return k
-
-
-def _steps_to(seconds: float, d0: float, g: float) -> int:
-    """Smallest k of at least 0 with k d0 + g k (k - 1) / 2 >= seconds."""
-    if seconds <= 0.0:
-        return 0
-    a = d0 - 0.5 * g
-    k = math.ceil(2.0 * seconds / (a + math.sqrt(a * a + 2.0 * g * seconds)))
-    # the root may round either way; one look at both neighbours makes it exact
-    if k * d0 + g * (k * (k - 1) / 2) < seconds:
-        return k + 1
-    if k > 0 and (k - 1) * d0 + g * ((k - 1) * (k - 2) / 2) >= seconds:
-        return k - 1
-    return k
