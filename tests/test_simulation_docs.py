@@ -11,7 +11,7 @@ def blocks(root, page):
     return re.findall(r"```python\n(.*?)```", (root / "docs" / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "count"), [("simulation.md", 2), ("prefix-and-tiers.md", 2)])
+@pytest.mark.parametrize(("page", "count"), [("simulation.md", 3), ("prefix-and-tiers.md", 2)])
 def test_blocks_run(root, capsys, page, count):
     found = blocks(root, page)
     assert len(found) == count
