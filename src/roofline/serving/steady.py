@@ -20,8 +20,15 @@ from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
 from roofline.serving.queueing import Spread, queue_wait
 from roofline.serving.rhythm import (
-    CALM, Rhythm, closed_rhythm, lockstep, open_rhythm, ttft_burst, ttft_closed, ttft_open,
-)  # fmt: skip
+    CALM,
+    Rhythm,
+    closed_rhythm,
+    lockstep,
+    open_rhythm,
+    ttft_burst,
+    ttft_closed,
+    ttft_open,
+)
 from roofline.serving.steps import Steps, StepTable, step_table
 from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
