@@ -48,6 +48,22 @@ def test_closed_form_and_simulator_agree(model, hardware, tp, engine, isl, osl, 
         assert result["ttft_mean_s"] == pytest.approx(float(state.ttft_s), rel=ttft)
 
 
+@pytest.mark.parametrize(("isl", "osl"), [(1024, 8192), (2048, 2048), (8192, 1024)])
+@pytest.mark.parametrize("crowd", [1.2, 2.0])
+def test_full_pools_evict(isl, osl, crowd):
+    """More clients than the pool holds: who is evicted waits after the first token, the others before it."""
+    where = deployment("llama-3.1-70b", "h100-sxm", tp=4, weights="fp8")
+    ask = {"isl": uniform(isl, 0.8), "osl": uniform(osl, 0.8), "burst_share": 1 / 6}
+    clients = int(crowd * float(steady_state(where, concurrency=1e4, **ask).batch))
+    trace = closed_loop(clients, isl, osl, 6 * clients)
+    result = simulate(trace, deployed(where, trace))
+    assert result.preempted.mean() > 0.05
+    state = steady_state(where, concurrency=float(clients), **ask)
+    assert result.summary()["tpot_mean_s"] == pytest.approx(float(state.tpot_s), rel=0.05)
+    # prompts computed again are not in the closed form
+    assert 0.85 < float(state.e2e_s) / result.summary()["e2e_mean_s"] < 1.0
+
+
 def test_open_loop_agrees():
     """Poisson arrivals at half of what the replica can do."""
     where = deployment("llama-3.1-8b", "h100-sxm", engine="vllm")

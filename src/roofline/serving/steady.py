@@ -15,7 +15,7 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import InputError, check_numbers
-from roofline.serving.capacity import held_tokens, kv_sequences
+from roofline.serving.capacity import evicted, held_tokens, kv_sequences, most_seqs
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
 from roofline.serving.queueing import Spread, queue_wait
@@ -124,7 +124,8 @@ def steady_state(
             check_numbers(name, value)
     prompts, outputs = as_lengths(isl), as_lengths(osl)
     r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
-    held = held_tokens(prompts.mean, outputs.mean, deployment.engine.scheduler.reserve_output)
+    reserved = deployment.engine.scheduler.reserve_output
+    held = held_tokens(prompts.mean, outputs.mean, reserved)
     fits = kv_sequences(deployment, held, cached, prefixes, max_seqs)
     site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
     s = deployment.speculation
@@ -132,6 +133,9 @@ def steady_state(
         r = replace(r, verified=site.table.verified)
         site = replace(site, rules=r, outputs=in_cycles(outputs, s.shares), grown=s.tokens)
     if concurrency is not None:
+        if not reserved:  # where the pool is the limit, and not the seats
+            short = fits < (most_seqs(deployment) if max_seqs is None else max_seqs)
+            site = replace(site, growth=np.where(short, held / prompts.mean - 1.0, 0.0))
         state = _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
     else:
         site = replace(site, padding=(site.table.graph_batch - 1.0) / 2.0)
@@ -159,6 +163,7 @@ class Site:
     cap: Array
     padding: float = 0.0  # a batch that comes and goes is, on average, padded by half the distance of two graphs
     grown: float = 1.0  # tokens that a step brings a sequence; outputs count steps
+    growth: Array = 0.0  # by which sequences outgrow the room that they were let in for
 
     def load(self, batch: Array) -> Load:
         """What `batch` such requests ask of it."""
@@ -172,7 +177,9 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     waves = np.where(np.asarray(burst_share) > 0, wanted / load.batch / np.maximum(burst_share, 1e-12), np.inf)
     beat = closed_rhythm(site.table, load, site.rules, waves)
     steady = ttft_closed(site.rules, beat, np.minimum(load.batch - 1.0, 1.0))
-    seats = np.maximum(wanted - site.cap, 0.0) / site.cap * site.outputs.mean * beat.tpot_s
+    waiting = np.maximum(wanted / site.cap - 1.0, 0.0)
+    stalled = np.where(waiting * site.growth > 0, evicted(waiting, site.growth), 0.0)
+    seats, tpot_s = (waiting - stalled) * site.outputs.mean * beat.tpot_s, beat.tpot_s * (1.0 + stalled)
     burst = steady
     if np.any(np.asarray(burst_share) > 0):
         again = ttft_burst(site.table, load, site.rules, beat.decode_s)
@@ -180,10 +187,10 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     floor, rest = _floor(beat, steady)
     earliest = np.minimum(floor, burst)
     sd = np.hypot(_spread(beat, rest), seats * site.outputs.cv)
-    gaps_s = np.maximum(site.outputs.mean - 1.0, 0.0) * beat.tpot_s
+    gaps_s = np.maximum(site.outputs.mean - 1.0, 0.0) * tpot_s
     rest = rest + np.maximum(wanted * prompt_s(site.table, load, site.rules) - (steady + seats + gaps_s), 0.0)
     ttft = Spread(floor, rest + seats, sd, burst_share, earliest + seats, 2.0 * burst - earliest + seats)
-    tpot = Spread(0.0, beat.tpot_s, TPOT_CV * beat.tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
+    tpot = Spread(0.0, tpot_s, TPOT_CV * tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
     parts = {"first step": floor, "waiting": rest, "seats": seats, "burst": burst_share * (burst - steady)}
     return SteadyState(
         *_end_to_end(site, ttft, tpot),
