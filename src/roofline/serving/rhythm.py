@@ -14,7 +14,8 @@ from roofline.serving.load import Load, Rules, alone_s, prompts_per_step, step_k
 from roofline.serving.queueing import queue_wait
 from roofline.serving.steps import Steps, StepTable
 
-ROUNDS = 4  # of the fixed points; the next one moves a result by less than 0.1 %
+ROUNDS = 4  # of the fixed point of an open loop; the next one moves a result by less than 0.1 %
+CLOSED = 2  # of that of a closed one, which only the tokeniser needs
 CALM = 0.999  # utilisation above which a queue is not extrapolated
 
 
@@ -55,7 +56,6 @@ class Rhythm:
 
     steps: Steps
     decode_s: Array  # a step without prompts
-    alone_s: Array  # the steps of one prompt that meets no other
     tpot_s: Array
     company: Array  # prompts that are let in together, as one of them meets it
     inside: Array  # in one step, on average over steps that carry any
@@ -63,6 +63,7 @@ class Rhythm:
     rate: Array  # arrivals per second while a generation is replaced
     busy: Array  # share of steps that carry a prompt; prompts first: that follow some
     first_s: Array  # from the step that sees a prompt to its first token
+    alone_s: Array = np.nan  # open loop: the same of a prompt that meets no other
 
 
 def wave_steps(batch: Array, per_step: Array) -> Array:
@@ -151,10 +152,8 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
     fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
     window, chance = window_steps(load, cycle, wave, waves)
     locked = lockstep(load, r, waves)
-    each = steps.with_prompts_s(fewest)
-    alone = alone_s(steps, g) if np.any(g < 1.0) else each
-    tp = decode + (b - 1.0) / load.osl * (each - base) / fewest
-    for _ in range(ROUNDS):
+    tp = decode
+    for _ in range(CLOSED):
         arrivals = (b - 1.0) / np.maximum(window, b * f / (tp if r.mixed else decode))  # per step
         seen = arrivals * np.maximum(r.poll, 1.0)
         k = np.maximum(together(seen), np.where(r.hold > 0, 1.0 + arrivals * r.hold, 1.0))
@@ -167,14 +166,15 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
     some = 1.0 - chance * np.minimum(np.exp(-seen), 1.0 - rho)
     busy = np.maximum(1.0 - 1.5 / window, 0.0) * some
     company = np.minimum(np.maximum(1.0 + seen, k), most)
-    own = np.where(g >= 1.0, steps.with_prompts_s(np.minimum(company, g)), each)
+    own = steps.with_prompts_s(np.minimum(company, g))
+    alone = alone_s(steps, g) if np.any(g < 1.0) else own
     if r.mixed:
         queued = queue_wait(np.minimum(rho, CALM), 1.0 / fewest, np.maximum(g, 1.0), chance, 0.0)
         queued = np.minimum(queued, np.sqrt(chance * b / np.pi) / g) + cycle - away
     else:
         queued = np.maximum(company / g - 1.0 / fewest, 0.0) / 2.0
     first = np.where(g >= 1.0, own, alone) + own * queued
-    return Rhythm(steps, decode, alone, tp, company, inside, each, arrivals / tp, busy, first)
+    return Rhythm(steps, decode, tp, company, inside, each, arrivals / tp, busy, first)
 
 
 def open_rhythm(table: StepTable, load: Load, r: Rules, rate: Array) -> Rhythm:
@@ -204,7 +204,7 @@ def open_rhythm(table: StepTable, load: Load, r: Rules, rate: Array) -> Rhythm:
     others = np.maximum(b + 1.0 - k, 0.0) + (k - inside) / 2.0
     tp = decode + others / load.osl * (each - base) / inside
     busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
-    return Rhythm(steps, decode, alone, tp, k, inside, each, lam, busy, each * steps_to_first(k, g))
+    return Rhythm(steps, decode, tp, k, inside, each, lam, busy, each * steps_to_first(k, g), alone)
 
 
 def rest_of_step(after_s: Array, step_s: Array) -> Array:
