@@ -13,6 +13,7 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError, UnsupportedError
 from roofline.forward import encoder_ops, gathered, step_ops
+from roofline.kernels.host import step_launches
 from roofline.kernels.times import OpTime
 from roofline.layers.attention.mla import PACKED_LATENT
 from roofline.machine import Machine, machine
@@ -21,7 +22,7 @@ from roofline.memory.footprint import Beside
 from roofline.ops import Experts, Op
 from roofline.parallel import Plan
 from roofline.precision import Format, Precision, precision_named
-from roofline.pricing import fused, op_times
+from roofline.pricing import executed, op_times
 from roofline.specs.engine import Engine, engine_named
 from roofline.specs.hardware import Accelerator
 from roofline.specs.library import hardware
@@ -80,6 +81,15 @@ class Deployment:
             return ops
         return [replace(op, imbalance=self.expert_imbalance) if isinstance(op, Experts) else op for op in ops]
 
+    def launched(self, *groups: Sequences) -> float:
+        """Kernels that one rank launches in such a step where no graph holds them."""
+        return step_launches(executed(self.ops(*groups), self.machine, self.plan))
+
+    def check(self) -> None:
+        """Raise what a step raises where the model cannot be cut as the plan says or the device lacks a rate."""
+        for op in self.ops(decode(1.0, 1.0)):
+            self.machine.datasheet(op)
+
     def timed(self, ops: list[Op]) -> StepTime:
         """The time that any list of ops takes one rank, under the engine's schedule."""
         return self._composed(op_times(ops, self.machine, self.plan))
@@ -88,7 +98,7 @@ class Deployment:
         """Several steps at once: their ops are priced together, which costs little more than one of them."""
         parts = [self.ops(*groups) for groups in steps]
         times = iter(op_times([op for ops in parts for op in ops], self.machine, self.plan))
-        kept = [sum(not fused(op, self.machine, self.plan) for op in ops) for ops in parts]
+        kept = [len(executed(ops, self.machine, self.plan)) for ops in parts]
         return [self._composed([next(times) for _ in range(n)]) for n in kept]
 
     def _composed(self, times: list[OpTime]) -> StepTime:

@@ -92,7 +92,7 @@ def obstacle(tried: Deployment, longest: float) -> str | None:
         memory = tried.footprint(longest)
         if not bool(memory.fits):
             return memory.failure or "does not fit"
-        tried.decode_step(1.0, 1.0)
+        tried.check()
     except InfeasibleError as error:
         return str(error)
     except RooflineError as error:  # a format or layer that is not modelled on this device

@@ -43,7 +43,7 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
     Returns:  list of OpTime, one per op that runs
     """
     profile = machine.engine.step
-    ops = [op for op in ops if not fused(op, machine, plan)]
+    ops = executed(ops, machine, plan)
     if profile.kernels == "datasheet":
         return [machine.datasheet(op) for op in ops]
     times: list[OpTime | None] = [None] * len(ops)
@@ -80,6 +80,11 @@ def _key(value) -> object:
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype.char, value.tobytes()
     return value if isinstance(value, (str, float, int, np.number)) else id(value)
+
+
+def executed(ops: list[Op], machine: Machine, plan: Plan) -> list[Op]:
+    """The ops of a step that run: without those that the engine has made part of others."""
+    return [op for op in ops if not fused(op, machine, plan)]
 
 
 def fused(op: Op, machine: Machine, plan: Plan) -> bool:

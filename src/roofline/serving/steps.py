@@ -13,7 +13,6 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import UnsupportedError
-from roofline.kernels.host import step_launches
 from roofline.kernels.times import OpTime
 from roofline.ops import NETWORK, Op
 from roofline.workload import Sequences
@@ -283,12 +282,10 @@ def _tabulated(deployment: Deployment) -> StepTable:
         return np.stack([np.broadcast_to(s, shape) for s in sums])
 
     every = Sequences(t * dp, 1.0, 1.0, 0.0)
-    one = deployment.step(Sequences(float(dp), 1.0, 1.0), Sequences(float(dp), 512.0, 0.0))
-    every_one = Sequences(float(dp), 1.0, 1.0)
+    one, prompt = Sequences(float(dp), 1.0, 1.0), Sequences(float(dp), 512.0, 0.0)
     graphs = profile.cuda_graphs or profile.schedule == "megakernel"  # which is one launch
-    kernels = step_launches(x.op for x in one.times)
-    prompt = lanes("attention", Sequences(float(dp), p[:, None], past))
-    many = lanes("attention", Sequences(MANY * dp, p[:, None], past))
+    counts = np.array([1.0, MANY])[:, None, None] * dp
+    first, many = np.moveaxis(lanes("attention", Sequences(counts, p[:, None], past)), 1, 0)
     alone = lanes("head", Sequences(b * dp, 1.0, 1.0))
     head = alone if deployment.speculation is None else lanes("head", deployment.decoding(b * dp, 1.0))
     verified = 1.0 if deployment.speculation is None else float(deployment.speculation.verified)
@@ -301,16 +298,16 @@ def _tabulated(deployment: Deployment) -> StepTable:
         tokens,
         alone,
         head[..., None] + lanes("attention", deployment.decoding(b[:, None] * dp, c)),
-        prompt,
-        (many - prompt) / (MANY - 1.0),
+        first,
+        (many - first) / (MANY - 1.0),
         stages,
         float(profile.host_gap_s),
         float(profile.host_sequence_s),
         deployment.model.executed_layers * float(profile.mixed_layer_s),
-        kernels * float(profile.launch_s) * launch_factor(deployment),
+        deployment.launched(one, prompt) * float(profile.launch_s) * launch_factor(deployment),
         float(profile.graph_tokens),
         float(profile.graph_batch),
-        0.0 if graphs else profile.launch_s * step_launches(x.op for x in deployment.step(every_one).times),
+        0.0 if graphs else profile.launch_s * deployment.launched(one),
         verified,
         None if deployment.speculation is None else _drafts(deployment),
     )

@@ -68,18 +68,13 @@ def case_of(grid: Grid, index: int) -> Case:
         else:
             found = deployment(chosen.pop("model"), chosen.pop("hw"), specs=grid.specs, **chosen)
         found = speculating(found, speculation, grid.specs)
-        probe(found)
+        found.check()
     except InfeasibleError as error:
         return Case(None, reason=Reason.CANNOT_BE_CUT, message=str(error))
     except UnsupportedError as error:
         return Case(None, reason=Reason.UNSUPPORTED, message=str(error))
     price = quote(found.accelerator, specs=grid.specs)
     return Case(found, np.nan if price is None else price.usd_per_hour)
-
-
-def probe(found: Deployment) -> None:
-    """Raise what a step of this deployment raises where the model cannot be cut as the plan says."""
-    found.decode_step(1.0, 1.0)
 
 
 def answers(d: Deployment, load: str, n: dict[str, Array], usd_per_h: Array) -> tuple[Answers, Array]:
