@@ -16,6 +16,7 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -103,6 +104,7 @@ def parse(text: str, unit: str) -> float:
     return value
 
 
+@lru_cache(maxsize=256)
 def scale(unit: str) -> float:
     """How many base units one `unit` is: scale('GiB') = 1073741824.0."""
     for dimension in _DIMENSIONS.values():

@@ -18,12 +18,12 @@ from roofline.machine import Machine
 from roofline.ops import Op
 from roofline.parallel import Plan
 from roofline.pricing.attention import attentions, latents
-from roofline.pricing.common import shape_of
 from roofline.pricing.matmul import experts, gemms
 from roofline.pricing.network import collectives, exchanges
 from roofline.pricing.small import elementwise, scores, states
 
-PRICES: dict[str, Callable[[list, Machine], list[OpTime]]] = {
+# What makes the datasheet times of ops of one kind those of its kernels.
+PRICES: dict[str, Callable[[list[OpTime], Machine], list[OpTime]]] = {
     "gemm": gemms,
     "experts": experts,
     "attention": attentions,
@@ -43,30 +43,30 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
     Returns:  list of OpTime, one per op that runs
     """
     profile = machine.engine.step
-    ops = executed(ops, machine, plan)
+    sheets = [machine.datasheet(op) for op in executed(ops, machine, plan)]
     if profile.kernels == "datasheet":
-        return [machine.datasheet(op) for op in ops]
-    times: list[OpTime | None] = [None] * len(ops)
+        return sheets
+    times: list[OpTime | None] = [None] * len(sheets)
     batches: dict[tuple, list[int]] = {}
     twins: dict[tuple, list[int]] = {}
-    for i, op in enumerate(ops):
-        if _matches(op.name, profile.beside):
-            times[i] = _beside(op, machine)
+    for i, sheet in enumerate(sheets):
+        if _matches(sheet.op.name, profile.beside):
+            times[i] = _beside(sheet, machine)
             continue
-        shape = shape_of(op)
+        shape = np.shape(sheet.total_s)
         if shape:  # scalars are priced faster than compared
-            same = twins.setdefault(_shapes(op), [])
+            same = twins.setdefault(_shapes(sheet.op), [])
             same.append(i)
             if len(same) > 1:
                 continue
-        batches.setdefault((op.kind, shape), []).append(i)
+        batches.setdefault((sheet.op.kind, shape), []).append(i)
     for (kind, _), indices in batches.items():
         price = PRICES[kind]
-        for i, time in zip(indices, price([ops[i] for i in indices], machine), strict=True):
+        for i, time in zip(indices, price([sheets[i] for i in indices], machine), strict=True):
             times[i] = time
     for first, *others in twins.values():
         for i in others:
-            times[i] = replace(times[first], op=ops[i])
+            times[i] = replace(times[first], op=sheets[i].op)
     return times
 
 
@@ -100,8 +100,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _beside(op: Op, machine: Machine) -> OpTime:
+def _beside(sheet: OpTime, machine: Machine) -> OpTime:
     """An op on a second stream: hidden under the main one but for the weights and FLOPs that the device has to do."""
-    sheet = machine.datasheet(op)
-    total = larger(op.weight_bytes / machine.chip.bandwidth_bytes_per_s, sheet.compute_s)
+    total = larger(sheet.op.weight_bytes / machine.chip.bandwidth_bytes_per_s, sheet.compute_s)
     return replace(sheet, total_s=total, low_s=total, high_s=total, evidence="measured")

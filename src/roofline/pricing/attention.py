@@ -9,27 +9,28 @@ from roofline.kernels.mla import MLA_DECODE, MLA_PREFILL, mla_decode_terms, mla_
 from roofline.kernels.prefill import PrefillConstants, prefill_terms
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
-from roofline.ops import Attention, LatentAttention, Op
+from roofline.ops import Attention, LatentAttention
 from roofline.precision import Format
 from roofline.pricing.common import regime_names, timed
 
 FEW_TOKENS = 16  # up to so many new tokens per sequence engines take the split-KV decode kernel (drafts to verify)
 
 
-def attentions(ops: list[Attention], machine: Machine) -> list[OpTime]:
+def attentions(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Softmax attention: the decode kernel where few tokens are new, the prompt kernel where many are."""
-    return [_attention(op, machine) for op in ops]
+    return [_attention(sheet, machine) for sheet in sheets]
 
 
-def _attention(op: Attention, machine: Machine) -> OpTime:
+def _attention(sheet: OpTime, machine: Machine) -> OpTime:
+    op: Attention = sheet.op
     if op.expanded_latent:
-        return _prompt(op, machine)
+        return _prompt(sheet, machine)
     few = np.asarray(op.sequences.new) <= FEW_TOKENS
     if not op.causal or not few.any():
-        return _prompt(op, machine)
+        return _prompt(sheet, machine)
     if few.all():
-        return _decode(op, machine)
-    one, other = _decode(op, machine), _prompt(op, machine)
+        return _decode(sheet, machine)
+    one, other = _decode(sheet, machine), _prompt(sheet, machine)
     names = ("launch_s", "total_s", "low_s", "high_s")
     chosen = {n: np.where(few, getattr(one, n), getattr(other, n)) for n in names}
     return OpTime(op, other.compute_s, other.memory_s, other.network_s, evidence=one.evidence, **chosen)
@@ -40,7 +41,8 @@ def cache_format(kv: Format) -> str:
     return "fp8" if kv.bits <= 8 else "bf16"
 
 
-def _decode(op: Attention, machine: Machine) -> OpTime:
+def _decode(sheet: OpTime, machine: Machine) -> OpTime:
+    op: Attention = sheet.op
     s = op.sequences
     found = machine.constants("decode_attention", cache_format(op.kv), DecodeConstants())
     terms = decode_terms(
@@ -48,10 +50,11 @@ def _decode(op: Attention, machine: Machine) -> OpTime:
         kv_bytes_per_el=op.kv.element_bytes, chip=machine.chip, constants=found.constants,
         peak_flops_per_s=machine.accelerator.peak_flops_per_s("bf16"),
     )  # fmt: skip
-    return _timed(op, machine, terms, found)
+    return _timed(sheet, terms, found)
 
 
-def _prompt(op: Attention, machine: Machine) -> OpTime:
+def _prompt(sheet: OpTime, machine: Machine) -> OpTime:
+    op: Attention = sheet.op
     s = op.sequences
     if op.expanded_latent:
         found = machine.constants("mla_prefill", "bf16", MLA_PREFILL)
@@ -60,7 +63,7 @@ def _prompt(op: Attention, machine: Machine) -> OpTime:
             window=op.window, chip=machine.chip, constants=found.constants,
             peak_flops_per_s=machine.accelerator.peak_flops_per_s("bf16"),
         )  # fmt: skip
-        return _timed(op, machine, terms, found)
+        return _timed(sheet, terms, found)
     narrow = cache_format(op.kv) == "fp8"
     found = machine.constants("prefill_attention", "bf16_fp8kv" if narrow else "bf16", PrefillConstants())
     matmul = "fp8" if found.format == "fp8" else "bf16"  # some engines multiply in the format of the cache
@@ -69,15 +72,16 @@ def _prompt(op: Attention, machine: Machine) -> OpTime:
         causal=op.causal, kv_bytes_per_el=op.kv.element_bytes, chip=machine.chip, constants=found.constants,
         peak_flops_per_s=machine.accelerator.peak_flops_per_s(matmul),
     )  # fmt: skip
-    return _timed(op, machine, terms, found)
+    return _timed(sheet, terms, found)
 
 
-def latents(ops: list[LatentAttention], machine: Machine) -> list[OpTime]:
+def latents(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Absorbed MLA over its latent cache; a compressed cache has one entry for `ratio` positions."""
-    return [_latent(op, machine) for op in ops]
+    return [_latent(sheet, machine) for sheet in sheets]
 
 
-def _latent(op: LatentAttention, machine: Machine) -> OpTime:
+def _latent(sheet: OpTime, machine: Machine) -> OpTime:
+    op: LatentAttention = sheet.op
     s = op.sequences
     found = machine.constants("mla_decode", cache_format(op.kv), MLA_DECODE)
     terms = mla_decode_terms(
@@ -85,8 +89,8 @@ def _latent(op: LatentAttention, machine: Machine) -> OpTime:
         token_bytes=op.token_bytes, cache_bytes_per_el=op.kv.element_bytes, window=op.window, chip=machine.chip,
         constants=found.constants, peak_flops_per_s=machine.peak_flops_per_s(op),
     )  # fmt: skip
-    return _timed(op, machine, terms, found)
+    return _timed(sheet, terms, found)
 
 
-def _timed(op: Op, machine: Machine, terms: AttentionTerms, found) -> OpTime:
-    return timed(op, machine, terms.time_s, terms.launch_s, found, regime_names(terms))
+def _timed(sheet: OpTime, terms: AttentionTerms, found) -> OpTime:
+    return timed(sheet, terms.time_s, terms.launch_s, found, regime_names(terms))

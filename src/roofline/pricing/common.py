@@ -11,7 +11,6 @@ from roofline.arrays import Array, is_scalar, larger, smaller
 from roofline.calibrated import Calibrated
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
-from roofline.ops import Op
 from roofline.precision import Format
 
 # The name of a storage format in kernel tables, where the hardware multiplies it natively, and where it does not.
@@ -24,12 +23,6 @@ NATIVE = {
 }
 
 REGIMES = ("compute", "memory", "latency", "launch")
-
-
-def shape_of(op: Op) -> tuple[int, ...]:
-    """Broadcast shape of what an op costs."""
-    sizes = op.flops, op.bytes, op.wire_bytes
-    return () if is_scalar(*sizes) else np.broadcast_shapes(*map(np.shape, sizes))
 
 
 def stacked(values: list[Array], ndim: int) -> Array:
@@ -64,13 +57,12 @@ def table_format(fmt: Format, machine: Machine) -> str:
     return "w8a16" if fmt.bits > 6 else "w4a16"
 
 
-def timed(op: Op, machine: Machine, total: Array, launch: Array, found: Calibrated, regime: Array | str) -> OpTime:
+def timed(sheet: OpTime, total: Array, launch: Array, found: Calibrated, regime: Array | str) -> OpTime:
     """An OpTime from a kernel model's seconds: never below the datasheet roofline, with the band of its regime."""
-    sheet = machine.datasheet(op)
     total = larger(total, sheet.total_s)
     low, high = band(found, regime)
     return OpTime(
-        op, sheet.compute_s, sheet.memory_s, sheet.network_s, smaller(launch, total),
+        sheet.op, sheet.compute_s, sheet.memory_s, sheet.network_s, smaller(launch, total),
         total, total * low, total * high, found.evidence,
     )  # fmt: skip
 

@@ -19,7 +19,6 @@ from roofline.pricing.common import (
     records,
     regime_index,
     regime_names,
-    shape_of,
     stacked,
     table_format,
     timed,
@@ -30,15 +29,16 @@ STREAMED = MoeConstants(k_latency_s=0.0, block_s=0.0, expert_s=0.0, padding=0.0)
 ABSORBED = ("absorb_q", "absorb_v")  # per-head products of MLA, which have a kernel model of their own
 
 
-def gemms(ops: list[Gemm], machine: Machine) -> list[OpTime]:
+def gemms(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Matrix products of one shape class, in one evaluation; products per head go to their own model."""
-    plain = [op for op in ops if op.name.rpartition(".")[2] not in ABSORBED]
+    plain = [sheet for sheet in sheets if sheet.op.name.rpartition(".")[2] not in ABSORBED]
     times = dict(zip(map(id, plain), _plain(plain, machine) if plain else ()))
-    return [times.get(id(op)) or _absorbed(op, machine) for op in ops]
+    return [times.get(id(sheet)) or _absorbed(sheet, machine) for sheet in sheets]
 
 
-def _absorbed(op: Gemm, machine: Machine) -> OpTime:
+def _absorbed(sheet: OpTime, machine: Machine) -> OpTime:
     """One absorbing product for all heads of a rank."""
+    op: Gemm = sheet.op
     found = machine.constants(
         "mla_absorb", table_format(op.weight, machine), AbsorbConstants(), op.name.rpartition(".")[2]
     )
@@ -46,15 +46,16 @@ def _absorbed(op: Gemm, machine: Machine) -> OpTime:
         op.m, op.batch, chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), head_dim=op.k, rank=op.n,
         weight_bytes_per_el=op.weight.element_bytes, constants=found.constants,
     )  # fmt: skip
-    return timed(op, machine, terms.time_s, terms.launch_s, found, regime_names(terms))
+    return timed(sheet, terms.time_s, terms.launch_s, found, regime_names(terms))
 
 
-def _plain(ops: list[Gemm], machine: Machine) -> list[OpTime]:
+def _plain(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Plain matrix products; independent products (`batch`) run one after another inside one launch."""
+    ops: list[Gemm] = [sheet.op for sheet in sheets]
     default = GemmConstants() if _tiled(machine) else UNTILED
     found = [machine.constants("gemm", table_format(op.weight, machine), default) for op in ops]
     quantised = [_quantises(op, machine) for op in ops]
-    shape = shape_of(ops[0])
+    shape = np.shape(sheets[0].total_s)
     tail = (len(ops),) + (1,) * len(shape)
     native = [machine.accelerator.is_native(machine.operand(op.weight)) for op in ops]
     terms = gemm_terms(
@@ -72,7 +73,7 @@ def _plain(ops: list[Gemm], machine: Machine) -> list[OpTime]:
     for i, op in enumerate(ops):
         total = launches[i] + (terms.time_s[i] - launches[i]) * op.batch
         regime = str(regimes[i]) if regimes.ndim == 1 else regimes[i]
-        out.append(timed(op, machine, total, launches[i], found[i], regime))
+        out.append(timed(sheets[i], total, launches[i], found[i], regime))
     return out
 
 
@@ -94,8 +95,8 @@ def _quantises(op: Gemm, machine: Machine) -> bool:
     return op.weight.act_bits < 16 and machine.accelerator.is_native(machine.operand(op.weight))
 
 
-def experts(ops: list[Experts], machine: Machine) -> list[OpTime]:
-    return [_moe(op, machine) for op in ops]
+def experts(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
+    return [_moe(sheet, machine) for sheet in sheets]
 
 
 GATHERED = 8  # ranks up to which engines hand every token to every rank; beyond, each gets the tokens that use it
@@ -115,8 +116,9 @@ def received(op: Experts) -> Array:
     return op.tokens * (1.0 - (1.0 - 1.0 / op.ep) ** op.top_k)
 
 
-def _moe(op: Experts, machine: Machine) -> OpTime:
+def _moe(sheet: OpTime, machine: Machine) -> OpTime:
     """Routed experts with the fastest kernel that the engine has (any engine's, where it has none of its own)."""
+    op: Experts = sheet.op
     fmt = table_format(op.weight, machine)
     if fmt == "fp8_channel":  # runs in the kernels of block-scaled experts; per-tensor fp8 has kernels of its own
         fmt = "fp8_block"
@@ -131,7 +133,6 @@ def _moe(op: Experts, machine: Machine) -> OpTime:
     )  # fmt: skip
     bands = np.array([[band(c, regime) for regime in REGIMES] for c in found])  # [kernel, regime, 2]
     low, high = np.moveaxis(bands[winner, regime_index(terms)], -1, 0)
-    sheet = machine.datasheet(op)
     total = np.maximum(terms.time_s, sheet.total_s)
     return OpTime(
         op, sheet.compute_s, sheet.memory_s, sheet.network_s, np.minimum(terms.launch_s, total),

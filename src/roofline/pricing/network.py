@@ -16,19 +16,21 @@ from roofline.ops import Collective, Exchange
 from roofline.pricing.common import timed
 
 
-def collectives(ops: list[Collective], machine: Machine) -> list[OpTime]:
+def collectives(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     found: dict[tuple, OpTime] = {}  # a layer has the same one after attention and after its feed-forward block
     out = []
-    for op in ops:
+    for sheet in sheets:
+        op: Collective = sheet.op
         key = (op.pattern, op.ranks, op.across_nodes, op.payload_bytes) if is_scalar(op.payload_bytes) else id(op)
         if key not in found:
-            found[key] = _collective(op, machine)
+            found[key] = _collective(sheet, machine)
         out.append(found[key] if found[key].op is op else replace(found[key], op=op))
     return out
 
 
-def _collective(op: Collective, machine: Machine) -> OpTime:
+def _collective(sheet: OpTime, machine: Machine) -> OpTime:
     """One collective: over the scale-up links with the engine's library, through the host, or over the network."""
+    op: Collective = sheet.op
     kind, chip = op.pattern, machine.chip
     inside, staged = machine.inside_domain(op), machine.staged(op)
     if staged:
@@ -45,14 +47,15 @@ def _collective(op: Collective, machine: Machine) -> OpTime:
     price = {"chip": chip, "constants": found.constants, "in_switch": in_switch}
     total, launch = collective_terms(kind, op.payload_bytes, op.ranks, **price)
     regime = np.where(np.asarray(launch) > 0.5 * total, "launch", "link")
-    return timed(op, machine, total, launch, found, str(regime) if regime.ndim == 0 else regime)
+    return timed(sheet, total, launch, found, str(regime) if regime.ndim == 0 else regime)
 
 
-def exchanges(ops: list[Exchange], machine: Machine) -> list[OpTime]:
+def exchanges(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Dispatch and combine in the way that takes least time, point by point."""
     out = []
-    for op in ops:
-        ways = [[_collective(c, machine) for c in way] for way in op.alternatives]
+    for sheet in sheets:
+        op: Exchange = sheet.op
+        ways = [[_collective(machine.datasheet(c), machine) for c in way] for way in op.alternatives]
         totals = [sum(t.op.count * t.total_s for t in way) for way in ways]
         best = np.argmin(np.stack(np.broadcast_arrays(*totals)), axis=0)
 
@@ -60,7 +63,6 @@ def exchanges(ops: list[Exchange], machine: Machine) -> list[OpTime]:
             sums = [sum(t.op.count * term(t) for t in way) for way in ways]
             return np.choose(best, np.broadcast_arrays(*sums))[()]
 
-        sheet = machine.datasheet(op)
         out.append(
             OpTime(
                 op, sheet.compute_s, sheet.memory_s, sheet.network_s, pick(lambda t: t.launch_s),

@@ -17,39 +17,42 @@ STATE = StateConstants()
 UNMEASURED = Calibrated(STATE, {}, "transferred", "", "", None)
 
 
-def elementwise(ops: list[Elementwise], machine: Machine) -> list[OpTime]:
+def elementwise(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     constants = ElementwiseConstants(kernel_s=float(machine.engine.step.small_kernel_s))
     # the fixed time was fitted to served steps of the devices that have kernel constants of their own
     evidence = "measured" if machine.accelerator.achieved else "transferred"
     found = Calibrated(constants, SMALL_BAND, evidence, "", "", None)
     out = []
-    for op in ops:
+    for sheet in sheets:
+        op: Elementwise = sheet.op
         total = elementwise_time(op.moved_bytes, chip=machine.chip, constants=constants, kernels=op.kernels)
-        out.append(timed(op, machine, total, op.kernels * constants.kernel_s, found, "all"))
+        out.append(timed(sheet, total, op.kernels * constants.kernel_s, found, "all"))
     return out
 
 
-def states(ops: list[StateUpdate], machine: Machine) -> list[OpTime]:
+def states(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Recurrent states of linear attention and state-space layers."""
     out = []
-    for op in ops:
+    for sheet in sheets:
+        op: StateUpdate = sheet.op
         s = op.sequences
         total = state_update_time(
             s.count, s.new, op.heads, op.key_dim, op.value_dim, chip=machine.chip, state_bytes=op.state_bytes,
             peak_flops_per_s=machine.peak_flops_per_s(op), flops_per_element=op.flops_per_element,
         )  # fmt: skip
-        out.append(timed(op, machine, total, STATE.launch_s, UNMEASURED, "all"))
+        out.append(timed(sheet, total, STATE.launch_s, UNMEASURED, "all"))
     return out
 
 
-def scores(ops: list[IndexScores], machine: Machine) -> list[OpTime]:
+def scores(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Scores of a sparse indexer; a compressed cache has one key for `ratio` positions."""
     out = []
-    for op in ops:
+    for sheet in sheets:
+        op: IndexScores = sheet.op
         s = op.sequences
         total = index_scores_time(
             s.count, s.new, np.asarray(s.past, float) / op.ratio, op.heads, op.dim, chip=machine.chip,
             peak_flops_per_s=machine.peak_flops_per_s(op), key_bytes=op.key_bytes,
         )  # fmt: skip
-        out.append(timed(op, machine, total, STATE.launch_s, UNMEASURED, "all"))
+        out.append(timed(sheet, total, STATE.launch_s, UNMEASURED, "all"))
     return out
