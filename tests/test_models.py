@@ -459,3 +459,12 @@ def test_the_specs_of_the_documentation_work(root, capsys):
     assert f"{48 * per_layer + 2 * 131072 * 5120 + 5120:,} parameters" in capsys.readouterr().out
     spec = build(Model, parse_yaml(looped, where="docs"), where="docs")
     assert (spec.stored_layers, spec.executed_layers) == (6, 20)
+
+
+def test_what_a_model_keeps_is_neither_copied_nor_compared():
+    m, fresh = (build(Model, find("model", "llama-3.1-8b"), where="test") for _ in range(2))
+    assert m.params > 0 and m.stage_runs(2, 0) and m == fresh
+    half = m.model_copy(update={"layers": (m.layers[0]._replace(count=16),)})
+    assert half.stored_layers == sum(run.count for run in half.stage_runs()) == 16 and half.params < m.params
+    assert m.stored_layers == sum(run.count for run in m.stage_runs()) == 32
+    assert m.model_copy() == m and half != m

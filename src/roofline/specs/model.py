@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, InstanceOf, PrivateAttr, model_validator
+from pydantic import Field, InstanceOf, model_validator
 
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError, InputError
@@ -152,8 +152,6 @@ class Model(Spec):
     published: Published | None = None
     source: str = ""
     notes: tuple[str, ...] = ()
-
-    _stages: dict = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -337,6 +335,10 @@ class Model(Spec):
     def stage_layers(self, plan: Plan, stage: int | None = None) -> tuple[tuple[Layer, int], ...]:
         """Layers of one pipeline stage (None: of all) and how often a step EXECUTES each kind, like ones joined."""
         return tuple((r.layer, r.count * r.layer.loops) for r in self.stage_runs(plan.pp, stage))
+
+    @cached_property
+    def _stages(self) -> dict[tuple[int, int | None], tuple[Run, ...]]:
+        return {}  # what `stage_runs` has found
 
     def stage_runs(self, pp: int = 1, stage: int | None = None) -> tuple[Run, ...]:
         """Kinds of layer that one stage (None: all) STORES, with their counts, in order of first appearance."""
