@@ -28,7 +28,7 @@ _notebooks = _sibling("_notebooks")
 
 # Chapters of the reference and of the formula index: title, and the modules (or folders) in them.
 CHAPTERS = {
-    "Answers": ["estimates", "regimes", "economics", "explain", "sweeps", "planner", "techniques", "handoff",
+    "Answers": ["estimates", "estimated", "regimes", "economics", "explain", "sweeps", "planner", "techniques", "handoff",
                 "comparison", "display", "report", "plotted"],
     "Serving": ["serving", "speculative", "simulation"],
     "Steps": ["deployment", "step", "pricing", "machine", "calibrated", "kernels"],

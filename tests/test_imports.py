@@ -26,7 +26,7 @@ FLOORS = [
     {"deployment"},
     {"regimes", "economics"},
     {"serving", "speculative", "simulation"},
-    {"estimates", "explain", "display"},
+    {"estimated", "estimates", "explain", "display"},
     {"sweeps"},
     {"planner", "techniques"},
     {"handoff", "comparison"},
