@@ -28,7 +28,8 @@ from roofline.simulation import (
     vllm,
 )
 from roofline.simulation.engine import _independent, _together
-from roofline.simulation.replica import Log, Replica
+from roofline.simulation.log import Log
+from roofline.simulation.replica import Replica
 from roofline.simulation.trace import Trace
 
 COSTS = llama_70b_tp4()

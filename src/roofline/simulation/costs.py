@@ -71,7 +71,7 @@ class StepCosts:
         if not prompt_tokens:
             return seconds
         seconds += self.prompt_extra_s(batch, prompt_tokens) + self.pair_s * pairs
-        if prompt_tokens + batch * self.verified <= self.graph_tokens:
+        if self.graph_tokens and prompt_tokens + batch * self.verified <= self.graph_tokens:
             return seconds
         seconds += self.eager_s
         return seconds if seconds > self.launch_floor_s else self.launch_floor_s
