@@ -212,16 +212,13 @@ def test_points_of_arrays_are_those_of_scalars(plain):
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("concurrency", [1, 16])
-def test_closed_form_agrees_with_the_simulator(plain, acceptance, concurrency):
-    """Where prompts are a small part of the load: what they do to decodes is another formula's error."""
+@pytest.mark.parametrize(("concurrency", "isl", "osl"), [(1, 300, 800), (16, 300, 800), (64, 1000, 500)])
+def test_closed_form_agrees_with_the_simulator(plain, acceptance, concurrency, isl, osl):
     where = speculating(plain, f"eagle:3:{acceptance}")
-    trace = closed_loop(concurrency, 300, 800, requests=max(10 * concurrency, 60), low=0.5, seed=3)
+    trace = closed_loop(concurrency, isl, osl, requests=max(10 * concurrency, 60), low=0.5, seed=3)
     run = simulate(trace, deployed(where, trace)).summary()
-    burst = concurrency / len(trace)
-    s = steady_state(
-        where, isl=uniform(300.0, 0.5), osl=uniform(800.0, 0.5), concurrency=float(concurrency), burst_share=burst
-    )
+    lengths = {"isl": uniform(float(isl), 0.5), "osl": uniform(float(osl), 0.5)}
+    s = steady_state(where, **lengths, concurrency=float(concurrency), burst_share=concurrency / len(trace))
     assert run["tpot_mean_s"] == pytest.approx(float(s.tpot_s), rel=0.03)
     assert run["e2e_mean_s"] == pytest.approx(float(s.e2e_s), rel=0.03)  # the rate: this and Little's law
     assert run["tpot_p90_s"] == pytest.approx(float(s.tpot.at(0.9)), rel=0.05)
