@@ -11,8 +11,8 @@ from roofline.specs.model import Model
 
 Band = tuple[Array, Array]
 
-# Kind of model -> 8 and 92 % points of measured / predicted over 1,272 rows, each predicted without its model. Bands made
-# without the model too, from the others of its kind, cover 72 % (TPOT) and 78 % (TTFT) of its rows.
+# Kind of model -> 8 and 92 % points of measured / predicted over 1,272 rows, each predicted without its model. Bands
+# made without the model too, from the others of its kind, cover 72 % (TPOT) and 78 % (TTFT) of its rows.
 TPOT: dict[str, tuple[float, float]] = {
     "dense": (0.94, 1.15), "gqa moe": (0.83, 1.13), "mla moe": (0.81, 1.37), "linear moe": (0.85, 1.20),
 }  # fmt: skip
