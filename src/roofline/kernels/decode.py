@@ -42,7 +42,7 @@ class DecodeConstants:
         QUERY_ROWS  # [-] query rows of one block: more heads than this share a KV head in several blocks
     )
     window_grouped: Array = 1.0  # [-] 0 for kernels that treat query heads one by one once a window is set
-    blend: Array = 1.0  # [-] 1: memory and blocks overlap as a 2-norm; 0: perfectly (their maximum)
+    blend: Array = 1.0  # [-] 1: memory and blocks of one wave overlap as a 2-norm; 0: perfectly (their maximum)
     padding: Array = 1.0  # [-] 1: padded rows, tiles and part-filled waves are paid; 0: not (datasheet)
 
     BOUNDS: ClassVar[dict[str, tuple[float, float]]] = {
@@ -151,14 +151,16 @@ def split_kv_terms(
               v' the same of x / blocks_per_sm, n = ceil(tokens / 128 s)
                 t_m  = (cache (1 + reread (ceil(rows/group_rows) - 1)) + other + [s > 1] 8 s partial) / (f_m BW)
                 t_b  = n max(v' t_tile, v sqrt(tile_bytes^2 / (feed BW/SM)^2 + (128 g row_flops SM / (f_c P))^2))
-                t    = sqrt(t_m^2 + t_b^2) + v' t_block + [s > 1] t_split,   g = rows padded to row_tile
+                       + (v' - 1) t_block,   g = rows padded to row_tile
+                t    = max(t_m, t_b) + (sqrt(t_m^2 + t_b^2) - max(t_m, t_b)) / sqrt(v') + t_block + [s > 1] t_split
               time = t_launch + min over s of t
               warm buffers (benchmarks): BW grows by 1 + h (warm_ratio - 1), h = 1 / (1 + (Y / (share L2))^12)
     Args:     sequences, groups per sequence, query rows per group [-]; alone: the group is one query head;
               tokens walked per sequence; cache_bytes, other_bytes in all, tile_bytes of one tile of one group [B];
               partial_elements written per part [-]; row_flops per row and key, flops in all [FLOP]
     Returns:  AttentionTerms [s]
-    Assumes:  the kernel picks a good number of parts
+    Assumes:  the kernel picks a good number of parts; blocks of many waves are out of step, so that one loads while
+              another starts or multiplies, and what still collides falls with the root of their number
     Error:    see the callers
     Source:   derivation; the twelfth power is the sharp edge that the tables show where KV outgrows the cache
     """
@@ -252,10 +254,10 @@ def _split_kv(
     compute = tiles * waves * last(math_s)
     compute = last(exact_s) + last(c.padding) * (compute - last(exact_s))
     walk = _two_norm(tiles * waves * last(feed_s), compute)
-    block = np.maximum(tiles * hidden * last(c.tile_s), walk)
+    setup = last(np.where(alone, c.mha_block_s, c.block_s))
+    block = np.maximum(tiles * hidden * last(c.tile_s), walk) + (hidden - 1.0) * setup
     longest = np.maximum(memory, block)
-    joint = longest + last(c.blend) * (_two_norm(memory, block) - longest)
-    setup = hidden * last(np.where(alone, c.mha_block_s, c.block_s))
+    joint = longest + last(c.blend) * (_two_norm(memory, block) - longest) / np.sqrt(hidden)
     extra = np.where(split, last(c.split_s), 0.0)
     total = joint + setup + extra
     most = last(np.where(alone, c.mha_max_splits, c.max_splits))
