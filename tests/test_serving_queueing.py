@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from roofline.serving.queueing import Spread, gamma_quantile, mixed_quantile, normal_quantile, queue_wait
+from roofline.serving.queueing import (
+    Spread,
+    full_share,
+    gamma_quantile,
+    mixed_quantile,
+    normal_quantile,
+    queue_wait,
+)
 
 
 def test_normal_quantile_against_scipy():
@@ -38,6 +45,46 @@ def test_many_servers_against_erlang_c():
     last = terms[-1] * a / c / (1 - rho)
     exact = last / (terms.sum() + last) / (c * (1 - rho))
     assert queue_wait(rho, 1.0, c, 1.0, 1.0) == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("seats", [8, 32, 128, 512])
+@pytest.mark.parametrize("fixed", [1.0, 0.5, 0.1])
+def test_full_seats_against_the_exact_sums(seats, fixed):
+    """Everybody goes on at a pace of 1/(fixed + (1 - fixed) n/seats); fixed = 1 is Erlang C."""
+    n = np.arange(1, seats + 1)
+    pace = fixed + (1 - fixed) * n / seats
+    for rho in (0.6, 0.8, 0.9, 0.97):
+        rate = rho * seats  # at full seats the pace is 1
+        weights = np.concatenate(([0.0], np.cumsum(np.log(rate * pace / n))))
+        weights = np.exp(weights - weights.max())
+        above = weights[-1] / (1 - rho)
+        exact = above / (weights[:-1].sum() + above)
+        level = rate * fixed / (1.0 - rho * (1 - fixed))  # b = rate x pace(b)
+        assert float(full_share(seats - level, rho)) == pytest.approx(exact, abs=0.04, rel=0.4), (rho, exact)
+
+
+def test_full_seats_are_rare_in_calm_and_sure_in_jams():
+    assert full_share(100.0, 1e-9) < 1e-9 and full_share(0.0, 1.0) == 1.0
+    free = np.linspace(0.0, 50.0, 20)
+    assert np.all(np.diff(full_share(free, 0.8)) < 0)
+    assert np.all(full_share(free[1:], 0.8, 4.0) > full_share(free[1:], 0.8))
+
+
+def test_late_requests_are_a_part_of_the_mixture():
+    """A tenth waits ten seconds more: mean, quantiles and shares, against draws."""
+    rng = np.random.default_rng(3)
+    spread = Spread(1.0, 0.5, 0.2, late_share=0.1, late_s=10.0)
+    draws = 1.0 + rng.gamma(6.25, 0.08, 400_000)
+    late = rng.random(draws.size) < 0.1
+    draws[late] = 1.5 + rng.exponential(10.0, late.sum())
+    assert spread.mean == pytest.approx(draws.mean(), rel=0.01)
+    for q in (0.5, 0.9, 0.99):
+        assert spread.at(q) == pytest.approx(np.quantile(draws, q), rel=0.05), q
+    assert spread.within(2.0) == pytest.approx((draws <= 2.0).mean(), abs=0.01)
+    calm = Spread(1.0, 0.5, 0.2)
+    assert mixed_quantile([spread, calm], [0.5, 0.5], 0.97) == pytest.approx(
+        np.quantile(np.concatenate((draws, 1.0 + rng.gamma(6.25, 0.08, 400_000))), 0.97), rel=0.05
+    )
 
 
 def test_mixture_quantiles_against_draws():

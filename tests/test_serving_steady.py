@@ -10,7 +10,7 @@ from roofline.errors import InputError, UnknownNameError
 from roofline.serving.lengths import as_lengths, fixed, uniform
 from roofline.serving.load import rules, step_kinds
 from roofline.serving.recipes import with_scheduler
-from roofline.serving.steady import Site, steady_state, tpot_open
+from roofline.serving.steady import Site, batch_at, steady_state, tpot_open
 from roofline.serving.steps import step_table
 
 
@@ -171,10 +171,13 @@ def test_the_batch_of_a_rate_solves_littles_law():
         step_table(where), rules(where.engine.scheduler, isl, 1, {}), as_lengths(isl), as_lengths(osl), 0.0,
         state.batch / state.kv_occupancy, (step_table(where).graph_batch - 1.0) / 2.0,
     )  # fmt: skip
-    rate = state.utilisation * fastest
-    seconds = tpot_open(site, step_kinds(site.table, site.load(1.0), site.rules), state.batch)
-    error = np.abs(np.maximum(rate * osl * seconds, 1.0) / state.batch - 1.0)
+    rate, kinds = state.utilisation * fastest, step_kinds(site.table, site.load(1.0), site.rules)
+    batch = batch_at(site, kinds, rate, tpot_open(site, kinds, site.cap))
+    error = np.abs(rate * osl * tpot_open(site, kinds, batch) / batch - 1.0)
     assert np.quantile(error, 0.99) < 1e-5 and error.max() < 0.02
+    assert np.all(state.batch >= batch) and np.all(state.batch <= state.batch / state.kv_occupancy * (1 + 1e-9))
+    several = batch > 1.0
+    assert state.batch[several] == pytest.approx((rate * osl * state.tpot_s)[several], rel=1e-6)
 
 
 @pytest.mark.parametrize(

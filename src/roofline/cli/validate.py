@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -135,8 +136,9 @@ def speculation(out) -> None:
 @_TRUTH
 @_OUT
 @_MODELS
-def online(truth, out, models) -> None:
+@click.option("--simulate", is_flag=True, help="By sending every request through the simulator.")
+def online(truth, out, models, simulate) -> None:
     """TTFT, TPOT and end-to-end latency of servers at a request rate."""
     from roofline.validation.online import error_tables, predict_online
 
-    _run(truth, out, models, predict_online, error_tables)
+    _run(truth, out, models, partial(predict_online, simulated=simulate), error_tables)

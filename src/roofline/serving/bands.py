@@ -19,10 +19,11 @@ TPOT: dict[str, tuple[float, float]] = {
 TTFT: dict[str, tuple[float, float]] = {
     "dense": (0.78, 1.34), "gqa moe": (0.76, 1.43), "mla moe": (0.70, 1.56), "linear moe": (0.63, 1.28),
 }  # fmt: skip
-# 177 rows of separate pools, and 37 stable open-loop runs: no step constant fitted on either.
+# 177 rows of separate pools and 37 stable open-loop runs: no step constant fitted on either. The open-loop bands are
+# those of `validation.online.band_of`; made without its own rows, a model's lie 84 % inside.
 POOLS_TPOT = (0.72, 1.34)
 POOLS_TTFT = (0.70, 8.0)
-ONLINE = {"ttft_mean_s": (0.93, 1.20), "tpot_mean_s": (0.93, 1.14), "e2e_mean_s": (0.93, 1.14)}
+ONLINE = {"ttft_mean_s": (0.95, 1.23), "tpot_mean_s": (0.91, 1.11), "e2e_mean_s": (0.91, 1.11)}
 
 
 def kind_of(model: Model) -> str:

@@ -63,12 +63,33 @@ def queue_wait(
     return np.where(rho < 1.0, wait, np.inf)[()]
 
 
+def full_share(free: Array, utilisation: Array, arrivals_cv2: Array = 1.0) -> Array:
+    """Share of the requests that find every seat taken.
+
+    Formula:  1/(1 + sqrt(2 pi) y Phi(y) exp(y^2/2)),  y^2 = free ln(1/rho)/ca2,  Phi(y) = 1/(1 + exp(-1.702 y))
+    Args:     free [-]: seats that nobody takes where Little's law is met; utilisation rho [-]: the rate over that of
+              full seats; arrivals_cv2 ca2 [-]
+    Returns:  [-]
+    Assumes:  all in service go on at the same pace, which may fall as seats fill: then, whatever the lengths are, one
+              more is as likely as one less times the rate over that of so many; the logarithm of that ratio falls
+              evenly from nothing, where Little's law is met, to ln rho at full seats
+    Error:    16 seats or more, against the exact sums: 0.02, 0.04 where full seats halve the pace, 0.1 a tenth of it
+    Source:   Halfin and Whitt 1981, with that variance; insensitivity of processor sharing: Kelly 1979
+
+    >>> round(float(full_share(27.0, 0.79)), 3)
+    0.007
+    """
+    y = np.sqrt(np.minimum(np.maximum(free, 0.0) * -np.log(np.clip(utilisation, 1e-30, 1.0)) / arrivals_cv2, 1e3))
+    return 1.0 / (1.0 + np.sqrt(2.0 * np.pi) * y * np.exp(y * y / 2.0) / (1.0 + np.exp(-1.702 * y)))
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A time that differs from request to request: a floor that all pay, and a gamma-distributed rest.
 
     A share of the requests may be spread evenly from `even_low` to `even_high` instead: a burst at the start, or those
-    that find nobody before them.
+    that find nobody before them. Another share may be late: an exponentially distributed time after the mean of the
+    others.
     """
 
     floor_s: Array
@@ -77,23 +98,29 @@ class Spread:
     even_share: Array = 0.0
     even_low_s: Array = 0.0
     even_high_s: Array = 0.0
+    late_share: Array = 0.0
+    late_s: Array = 0.0
+
+    @property
+    def prompt_s(self) -> Array:
+        """Mean over the requests that are not late."""
+        even = (self.even_low_s + self.even_high_s) / 2.0
+        return (1.0 - self.even_share) * (self.floor_s + self.mean_s) + self.even_share * even
 
     @property
     def mean(self) -> Array:
         """Mean over all requests."""
-        even = (self.even_low_s + self.even_high_s) / 2.0
-        return (1.0 - self.even_share) * (self.floor_s + self.mean_s) + self.even_share * even
+        return self.prompt_s + self.late_share * self.late_s
 
     def at(self, q: float) -> Array:
         """The time below which a share `q` of the requests stays.
 
-        Formula:  the weighted quantile of both parts, from 99 points of each
+        Formula:  the weighted quantile of all parts, from 99 points of each
         """
-        rest = self.floor_s + gamma_quantile(q, self.mean_s, self.sd_s)
-        if not np.any(np.asarray(self.even_share) > 0):
-            return rest
-        parts = [self._points(), self._even_points()]
-        return weighted_quantile(parts, [1.0 - np.asarray(self.even_share, float), self.even_share], q)
+        parts, weights = self._parts()
+        if len(parts) == 1:
+            return self.floor_s + gamma_quantile(q, self.mean_s, self.sd_s)
+        return weighted_quantile(parts, weights, q)
 
     def within(self, limit_s: Array) -> Array:
         """Share of the requests whose time is at most `limit_s`.
@@ -101,18 +128,25 @@ class Spread:
         Formula:  weights of the points up to the limit, of 99 points of each part: the inverse of `at`, to 1 %
         """
         limit = np.asarray(limit_s, float)[..., None]
-        rest = np.mean(self._points() <= limit, axis=-1)
-        if not np.any(np.asarray(self.even_share) > 0):
-            return rest
-        return (1.0 - self.even_share) * rest + self.even_share * np.mean(self._even_points() <= limit, axis=-1)
+        return sum(w * np.mean(points <= limit, axis=-1) for points, w in zip(*self._parts()))
 
-    def _points(self) -> Array:
-        floor, mean, sd = (np.asarray(x, float)[..., None] for x in (self.floor_s, self.mean_s, self.sd_s))
-        return floor + gamma_quantile(POINTS, mean, sd)
+    def _parts(self) -> tuple[list[Array], list[Array]]:
+        """Equally likely points of each part along a last axis, and the shares of the parts."""
 
-    def _even_points(self) -> Array:
-        low, high = (np.asarray(x, float)[..., None] for x in (self.even_low_s, self.even_high_s))
-        return low + POINTS * (high - low)
+        def last(x: Array) -> Array:
+            return np.asarray(x, float)[..., None]
+
+        even, late = np.asarray(self.even_share, float), np.asarray(self.late_share, float)
+        low, high = last(self.even_low_s), last(self.even_high_s)
+        parts = [last(self.floor_s) + gamma_quantile(POINTS, last(self.mean_s), last(self.sd_s))]
+        weights = [(1.0 - even) * (1.0 - late)]
+        if np.any(even > 0):
+            parts.append(low + POINTS * (high - low))
+            weights.append(even * (1.0 - late))
+        if np.any(late > 0):
+            parts.append(last(self.prompt_s) - np.log1p(-POINTS) * last(self.late_s))
+            weights.append(late)
+        return parts, weights
 
 
 POINTS = (np.arange(99) + 0.5) / 99.0  # of a distribution that is mixed with another
@@ -128,9 +162,9 @@ def mixed_quantile(spreads: Sequence[Spread], shares: Sequence[Array], q: float)
     """
     parts, weights = [], []
     for spread, share in zip(spreads, shares):
-        even = np.asarray(spread.even_share, float)
-        parts += [spread._points(), spread._even_points()]
-        weights += [share * (1.0 - even), share * even]
+        points, each = spread._parts()
+        parts += points
+        weights += [share * w for w in each]
     return weighted_quantile(parts, weights, q)
 
 

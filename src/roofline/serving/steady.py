@@ -18,7 +18,7 @@ from roofline.errors import InputError, check_numbers
 from roofline.serving.capacity import evicted, held_tokens, kv_sequences, most_seqs
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
-from roofline.serving.queueing import Spread, queue_wait
+from roofline.serving.queueing import Spread, full_share, queue_wait
 from roofline.serving.rhythm import (
     CALM,
     Rhythm,
@@ -34,6 +34,7 @@ from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
 SEARCHES, MORE = 3, 8  # rounds in search of the batch that a rate comes to: of all points, and of those not yet there
 NEAR = 1e-4  # relative step at which a search has arrived
+CROWDED = 0.9  # rise of TPOT with company above which crowds are not extrapolated
 TPOT_CV = 0.05  # spread of TPOT from request to request in a crowded closed loop
 
 
@@ -210,25 +211,26 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     full_s = tpot_open(site, kinds, site.cap)
     fastest = site.cap / (osl * full_s)
     inside, utilisation = np.minimum(lam, fastest), lam / fastest
-    wanted = _batch_at(site, kinds, inside, full_s)
-    load = site.load(np.maximum(wanted, 1.0))
+    wanted = batch_at(site, kinds, inside, full_s)
+    level = np.maximum(wanted, 1.0)
+    here = np.where(inside > 0, wanted / np.maximum(osl * inside, 1e-300), tpot_open(site, kinds, 1.0))  # Little's law
+    slope = np.maximum(tpot_open(site, kinds, level * 1.1) - here, 0.0) / (0.1 * level)
+    free, rho = np.maximum(site.cap - level, 0.0), np.minimum(utilisation, CALM)
+    more, sd = _company(wanted, np.minimum(slope * wanted / here, CROWDED), free, arrivals_cv2)
+    load = site.load(np.minimum(level + more, site.cap))
     beat = open_rhythm(site.table, load, site.rules, inside)
     steady = ttft_open(site.rules, beat)
     extra_s = (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside  # of one prompt
     # crowds of Poisson arrivals are in the rhythm of mixed steps; where prompts stop decodes they queue by themselves
     queue_cv2 = np.maximum(arrivals_cv2 - 1.0, 0.0) if site.rules.mixed else arrivals_cv2
     crowd = queue_wait(np.minimum(inside * extra_s, CALM), beat.step_s, 1.0, queue_cv2)
-    taken = np.where(utilisation < 1.0, load.batch / site.cap, 1.0)  # steps are faster while seats are free
-    seats = queue_wait(np.minimum(taken, CALM), osl * beat.tpot_s, site.cap, arrivals_cv2, site.outputs.cv**2)
+    full = np.where(utilisation < 1.0, full_share(free, rho, np.maximum(arrivals_cv2, 0.1)), 1.0)
+    seat_s = (arrivals_cv2 + site.outputs.cv**2) / 2.0 / (fastest * (1.0 - rho))  # for a seat, where all are taken
     texts = queue_wait(np.minimum(inside * site.rules.request_s, CALM), site.rules.request_s, 1.0, arrivals_cv2)
-    queued = crowd + seats + texts
-    ttft = _met(site, beat, steady + queued, inside)
-    here = np.where(inside > 0, wanted / np.maximum(osl * inside, 1e-300), beat.decode_s)  # Little's law
-    slope = np.maximum(tpot_open(site, kinds, load.batch * 1.1) - here, 0.0) / (0.1 * load.batch)
-    # the mean over a stay of a Poisson number of companions has a variance of two thirds of their number; as many
-    # prompts as there are companions come in that time, and more come where there are more companions
-    company = np.maximum(arrivals_cv2, 0.1) * load.batch
-    tpot = Spread(0.0, beat.tpot_s, slope * np.sqrt(2.0 / 3.0 * company) + np.sqrt(company) * extra_s / osl)
+    ttft = replace(_met(site, beat, steady + crowd + texts, inside, slope * sd), late_share=full, late_s=seat_s)
+    # as many prompts as there are companions come while a request stays, and more come where there are more companions
+    prompts_s = np.sqrt(np.maximum(arrivals_cv2, 0.1) * wanted) * extra_s / osl
+    tpot = Spread(0.0, here * (1.0 + more / np.maximum(wanted, 1e-300)), np.hypot(slope * sd, prompts_s))
     ends = _end_to_end(site, ttft, tpot)
     return SteadyState(
         *ends,
@@ -238,8 +240,27 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
         osl=osl,
         kv_occupancy=load.batch / site.cap,
         feasible=feasible,
-        parts_s={"first step": steady, "waiting": crowd + texts, "seats": seats, "burst": 0.0 * steady},
+        parts_s={"first step": steady, "waiting": crowd + texts, "seats": full * seat_s, "burst": 0.0 * steady},
     )
+
+
+def _company(level: Array, drag: Array, free: Array, arrivals_cv2: Array) -> tuple[Array, Array]:
+    """How many more run on average than where Little's law is met, and by how much the company of a stay varies.
+
+    Formula:  more = ca2 e/(1 - e) min(b, 1), at most free;  s^2 = ca2 b/(1 - e), at most free^2
+              sd = s sqrt(2 (x - 1 + exp(-x)))/x,  x = 1 - e
+    Args:     level b [-]: sequences where Little's law is met; drag e [-]: rise of TPOT with one more, times b/TPOT;
+              free [-]: seats beyond b; arrivals_cv2 ca2 [-]
+    Returns:  both [-]
+    Assumes:  one more is as likely as one less times the rate over the pace of so many, see `full_share`. With a TPOT
+              linear in company that is a negative binomial distribution: crowds slow themselves down, last and grow.
+              What a stay sees is the mean over it of a fluctuation that lasts a stay/(1 - e)
+    Source:   derivation: mean and variance of that distribution; mean of an Ornstein-Uhlenbeck process over a time
+    """
+    spread, x = np.maximum(arrivals_cv2, 0.1), 1.0 - drag
+    variance = np.minimum(spread * level / x, free**2)
+    more = np.minimum(spread * drag / x * np.minimum(level, 1.0), free)
+    return more, np.sqrt(variance * 2.0 * (x - 1.0 + np.exp(-x))) / x
 
 
 def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
@@ -265,7 +286,7 @@ def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
     return decode + each_own * (steps.with_prompts_s(k) - base) / k
 
 
-def _batch_at(site: Site, steps: Steps, rate: Array, full_s: Array) -> Array:
+def batch_at(site: Site, steps: Steps, rate: Array, full_s: Array) -> Array:
     """Sequences that decode together when `rate` requests a second are served, `full_s` being tpot at the cap.
 
     Formula:  b = rate O tpot(b): Little's law
@@ -326,10 +347,11 @@ def _picked(site: Site, where: np.ndarray) -> Site:
     return Site(site.table, *rows, chosen(site.cached), chosen(site.cap), site.padding, site.grown)
 
 
-def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array) -> Spread:
+def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array, step_sd_s: Array) -> Spread:
     """TTFT of an open loop from its mean: who arrives beside no other prompt waits for a step, the others for crowds.
 
     Formula:  calm, with probability 1 - p, p = min(rate S, 1): C = L0 + f + (late + U) D + S(1) + out D, U uniform 0..1
+              and wider by what the length of all these steps varies
               crowded: C + a gamma wait that brings the mean to the given one, its deviation 0.9 of its mean
     Assumes:  0.9 from the event simulator
     Source:   derivation
@@ -339,7 +361,8 @@ def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array) -> Spread:
     calm = np.minimum(least + 0.5 * decode, mean_s)
     met = np.clip(rate * beat.step_s / beat.inside, 1e-3, 1.0)
     wait = (mean_s - calm) / met
-    return Spread(calm, wait, 0.9 * wait, 1.0 - met, calm - 0.5 * decode, calm + 0.5 * decode)
+    half = np.minimum(np.hypot(0.5 * decode, np.sqrt(3.0) * step_sd_s * calm / beat.decode_s), calm)
+    return Spread(calm, wait, 0.9 * wait, 1.0 - met, calm - half, calm + half)
 
 
 def _floor(beat: Rhythm, steady: Array) -> tuple[Array, Array]:
@@ -358,4 +381,5 @@ def _end_to_end(site: Site, ttft: Spread, tpot: Spread) -> tuple[Spread, Spread,
     gaps = np.maximum(site.outputs.mean - 1.0, 0.0)
     decoding = gaps * tpot.mean
     sd = np.sqrt((decoding * site.outputs.cv) ** 2 + (gaps * tpot.sd_s) ** 2 + ttft.sd_s**2)
-    return ttft, tpot, Spread(0.5 * decoding, ttft.mean + 0.5 * decoding, sd)
+    rest = ttft.prompt_s + 0.5 * decoding
+    return ttft, tpot, Spread(0.5 * decoding, rest, sd, late_share=ttft.late_share, late_s=ttft.late_s)

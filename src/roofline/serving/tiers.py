@@ -175,8 +175,11 @@ class KVTiers:
         for level in set(found):
             tier = self.tiers[level]
             start = max(now_s, self._free_at_s[level])
-            end = max(end, start + float(fetch_s(found.count(level), self.block_bytes, tier.bandwidth_bytes_per_s,
-                                                  tier.latency_s)))
+            end = max(
+                end,
+                start
+                + float(fetch_s(found.count(level), self.block_bytes, tier.bandwidth_bytes_per_s, tier.latency_s)),
+            )
         return end
 
     def take(self, now_s: float, ids: Sequence[int], found: Sequence[int]) -> float:

@@ -94,6 +94,8 @@ def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler, lockstep: Lo
     Source:   `roofline.serving.steps`
     """
     table = step_table(where)
+    # a batch that comes and goes is, on average, padded by half the distance of two graphs (as `serving.steady` has it)
+    padding = (table.graph_batch - 1.0) / 2.0 if trace.concurrency is None else 0.0
 
     def shared_s(tokens):
         return 0.0 if lockstep is None else np.interp(tokens, lockstep.nodes, lockstep.shared_s)
@@ -101,9 +103,10 @@ def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler, lockstep: Lo
     def step_s(batch, context, new, past):
         batch, context, new, past = np.broadcast_arrays(*(np.asarray(a, float) for a in (batch, context, new, past)))
         prompt, _ = table.prompts(np.maximum(new, 1.0), past)
-        mixed = table.combined(table.tokens(table.verified * batch + new) + table.fixed(batch, context) + prompt)
+        tokens = table.tokens(table.verified * batch + padding + new)
+        mixed = table.combined(tokens + table.fixed(batch, context) + prompt)
         drafting, (reading, _) = table.drafting(batch, CONTEXTS.place(context)), table.reading(new, past)
-        whole = np.where(new > 0, mixed + drafting + reading, table.decode(batch, context))
+        whole = np.where(new > 0, mixed + drafting + reading, table.decode(batch, context, padding))
         return np.maximum(whole - shared_s(table.verified * batch + new), 0.0)
 
     low, high = float(trace.isl.min()), float((trace.isl + trace.osl).max())
