@@ -34,6 +34,7 @@ from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
 SEARCHES, MORE = 3, 8  # rounds in search of the batch that a rate comes to: of all points, and of those not yet there
 NEAR = 1e-4  # relative step at which a search has arrived
+RARELY = 1e-12  # requests per second in place of none
 CROWDED = 0.9  # rise of TPOT with company above which crowds are not extrapolated
 TPOT_CV = 0.05  # spread of TPOT from request to request in a crowded closed loop
 
@@ -210,10 +211,10 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     kinds = step_kinds(site.table, site.load(1.0), site.rules)
     full_s = tpot_open(site, kinds, site.cap)
     fastest = site.cap / (osl * full_s)
-    inside, utilisation = np.minimum(lam, fastest), lam / fastest
+    inside, utilisation = np.minimum(np.maximum(lam, RARELY), fastest), lam / fastest
     wanted = batch_at(site, kinds, inside, full_s)
     level = np.maximum(wanted, 1.0)
-    here = np.where(inside > 0, wanted / np.maximum(osl * inside, 1e-300), tpot_open(site, kinds, 1.0))  # Little's law
+    here = wanted / (osl * inside)  # Little's law
     slope = np.maximum(tpot_open(site, kinds, level * 1.1) - here, 0.0) / (0.1 * level)
     free, rho = np.maximum(site.cap - level, 0.0), np.minimum(utilisation, CALM)
     more, sd = _company(wanted, np.minimum(slope * wanted / here, CROWDED), free, arrivals_cv2)
@@ -230,7 +231,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     ttft = replace(_met(site, beat, steady + crowd + texts, inside, slope * sd), late_share=full, late_s=seat_s)
     # as many prompts as there are companions come while a request stays, and more come where there are more companions
     prompts_s = np.sqrt(np.maximum(arrivals_cv2, 0.1) * wanted) * extra_s / osl
-    tpot = Spread(0.0, here * (1.0 + more / np.maximum(wanted, 1e-300)), np.hypot(slope * sd, prompts_s))
+    tpot = Spread(0.0, here * (1.0 + more / wanted), np.hypot(slope * sd, prompts_s))
     ends = _end_to_end(site, ttft, tpot)
     return SteadyState(
         *ends,
