@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,23 @@ def shared() -> Path:
     if not (path / "data").is_dir():
         pytest.skip("reference data is not at hand")
     return path
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Headless Chromium of the system, driven by selenium."""
+    selenium = pytest.importorskip("selenium.webdriver")
+    binary = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("chromium and its driver are not at hand")
+    from selenium.webdriver.chrome.service import Service
+
+    options = selenium.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1300,900"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    window = selenium.Chrome(options=options, service=Service(driver))
+    yield window
+    window.quit()

@@ -147,6 +147,48 @@ def test_builds_and_asks_nobody(site):
         assert not re.search(r"url\(\s*['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
 
 
+ARTICLE = re.compile(r"<article[^>]*>(.*?)</article>", re.DOTALL)
+
+# Puts one page after another into the article of the page that is open; what sticks out of it or is cut, by page.
+MISPLACED = """const article = document.querySelector("article"), box = document.documentElement;
+const scrolls = (e) => { for (; e && e !== article; e = e.parentElement)
+    if (/auto|scroll/.test(getComputedStyle(e).overflowX)) return true; return false; };
+const name = (e) => `${e.tagName}.${e.className} ${e.textContent.trim().slice(0, 60)}`;
+return Object.fromEntries(Object.entries(arguments[0]).map(([path, html]) => {
+    article.innerHTML = html;
+    const edge = box.clientWidth, found = [];
+    for (const e of article.querySelectorAll("*:not(pre *)")) {
+        const b = e.getBoundingClientRect();
+        if (!b.width || !b.height || e.closest("details:not([open]) > :not(summary)")) continue;
+        if ((b.right > edge + 1 || b.left < -1) && !scrolls(e.parentElement)) found.push(`sticks out: ${name(e)}`);
+        const how = getComputedStyle(e);
+        if (/hidden|clip/.test(how.overflowX) && e.clientWidth > 4 && e.scrollWidth > e.clientWidth + 1)
+            found.push(`is cut: ${name(e)}`);
+    }
+    if (box.scrollWidth > edge) found.push(`scrolls sideways: ${box.scrollWidth} > ${edge}`);
+    return [path, found];
+}).filter(([, found]) => found.length));"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_sticks_out_of_a_page(site, browser, width):
+    """On a phone and on a desk: no page scrolls sideways, wide tables and blocks scroll in their own box."""
+    texts = {str(p.relative_to(site)): p.read_text(encoding="utf-8") for p in sorted(site.rglob("*.html"))}
+    articles = {name: found[1] for name, text in texts.items() if (found := ARTICLE.search(text))}
+    assert len(articles) > 200 and sum(name.startswith("notebooks/") for name in articles) == 9
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get((site / "index.html").as_uri())
+    names, misplaced = list(articles), {}
+    for i in range(0, len(names), 20):
+        misplaced |= browser.execute_script(MISPLACED, {name: articles[name] for name in names[i : i + 20]})
+    assert misplaced == {}
+    wide = "<table><tr><td><code style='white-space: nowrap'>" + "x" * 400 + "</code></td></tr></table>"
+    assert browser.execute_script(MISPLACED, {"box": wide}) == {}, "a wide table scrolls in its own box"
+    out = f"<p style='width: {width + 200}px'>text</p>"
+    assert "sticks out" in str(browser.execute_script(MISPLACED, {"probe": out})), "the probe sees what sticks out"
+
+
 def test_formula_index_leads_to_the_code(root, site):
     text = (site / "formulas.html").read_text(encoding="utf-8")
     links = re.findall(r'href="(api/[^"]+)#([^"]+)"', text)

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -334,27 +333,6 @@ def test_the_command_serves_until_ctrl_c():
 # -- both pages in a browser
 
 WAIT_S = 30
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Headless Chromium of the system, driven by selenium."""
-    selenium = pytest.importorskip("selenium.webdriver")
-    pytest.importorskip("plotly")
-    binary = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
-    driver = shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("chromium and its driver are not at hand")
-    from selenium.webdriver.chrome.service import Service
-
-    options = selenium.ChromeOptions()
-    options.binary_location = binary
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1300,900"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    window = selenium.Chrome(options=options, service=Service(driver))
-    yield window
-    window.quit()
 
 
 class Page:
