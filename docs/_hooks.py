@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -202,3 +203,29 @@ def on_files(files: Files, config) -> Files:
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+# What has no blank in it reads badly when it is broken: flags, names, short cells; sentences want some width.
+CODE = re.compile(r"<code>([^<]{1,26})</code>")
+CELL = re.compile(r"<td(?: style=\"[^\"]*\")?>(?=((?:(?!</td>).)*))", re.DOTALL)
+BLOCKS = re.compile(r"(<pre.*?</pre>)", re.DOTALL)
+SHORT, LONG = 20, 45  # characters of a cell
+
+
+def on_page_content(html: str, **_) -> str:
+    """Mark what must not be broken on a narrow window, outside of blocks of code."""
+    parts = BLOCKS.split(html)
+    parts[::2] = [unbroken(part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def unbroken(html: str) -> str:
+    """Short code and short cells stay on one line, cells with sentences get room; so do numbers and their %."""
+    html = CODE.sub(r'<code class="whole">\1</code>', html)
+    return CELL.sub(_cell, re.sub(r"(\d) %", r"\1&nbsp;%", html))
+
+
+def _cell(found: re.Match) -> str:
+    length = len(re.sub(r"<[^>]*>", "", found[1]))
+    kind = "whole" if length <= SHORT else "long" if length >= LONG else "medium"
+    return found[0].replace("<td", f'<td class="{kind}"', 1)

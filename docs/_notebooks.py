@@ -10,6 +10,7 @@ from pathlib import Path
 
 FOLDER = "notebooks"  # of the repository and of the site
 DOCS = "../docs/"  # how a notebook links to a page; on the site both lie in one tree
+HEAD = "---\nhide: [toc]\n---\n\n"
 STYLE = re.compile(r"<style.*?</style>\s*", re.DOTALL)  # of data frames: the site has its own
 BLANK = re.compile(r"\n\s*\n+")
 
@@ -40,11 +41,23 @@ def page(path: Path) -> Page:
         if cell["cell_type"] == "markdown":
             parts.append(source.replace(DOCS, "../"))
         else:
-            parts += [f"```python\n{source}\n```", *filter(None, (shown(o, made) for o in cell["outputs"]))]
+            parts += [f"```python\n{source}\n```", *filter(None, (shown(o, made) for o in joined(cell["outputs"])))]
         if len(parts) == 1:
             parts.append(f"As a notebook: `{FOLDER}/{path.name}` of a clone. What it shows is kept from its last run.")
-    made.text = "\n\n".join(parts) + "\n"
+    made.text = HEAD + "\n\n".join(parts) + "\n"
     return made
+
+
+def joined(outputs: list[dict]) -> list[dict]:
+    """Outputs with what was printed in several pieces as one."""
+    found: list[dict] = []
+    for output in outputs:
+        text = "".join(output.get("text", ""))
+        if found and output["output_type"] == found[-1]["output_type"] == "stream":
+            found[-1] = found[-1] | {"text": found[-1]["text"] + text}
+        else:
+            found.append(output | ({"text": text} if output["output_type"] == "stream" else {}))
+    return found
 
 
 def shown(output: dict, made: Page) -> str:

@@ -23,7 +23,11 @@ def notebooks() -> list[Path]:
 
 def executed(path: Path) -> nbformat.NotebookNode:
     """The notebook after a run from top to bottom; raises where a cell fails."""
-    book = nbformat.read(path, as_version=4)
+    return run(nbformat.read(path, as_version=4))
+
+
+def run(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The same with its outputs."""
     client = NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(HERE)}})
     environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}  # figures come into the notebook
     client.execute(env=environment)
@@ -31,12 +35,14 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def small(png: str) -> str:
-    """A PNG (base64) of at most WIDTH pixels in 64 colours."""
+    """A PNG (base64) of at most WIDTH pixels in 256 colours, those of small areas among them."""
     image = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
     if image.width > WIDTH:
         image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    image.quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    image.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(
+        out, "PNG", optimize=True
+    )
     return base64.b64encode(out.getvalue()).decode()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -102,6 +103,40 @@ def test_docstring_fields(root):
     shown = docstrings.markdown(text)
     assert "**Formula**\n\n```text\na +\nb\n```" in shown
     assert r"**Args** a \[s\]" in shown
+
+
+def test_notebook_as_a_page(root, tmp_path):
+    """Text, code, figures with their captions, tables without pandas' styles, printed pieces in one block."""
+    stream = {"output_type": "stream", "name": "stdout"}
+    png = {"image/png": "aGVsbG8=", "text/plain": ["What [it] shows."]}
+    table = {"text/html": ["<div>\n<style scoped>x {}</style>\n\n<table></table></div>"], "text/plain": ["t"]}
+    cells = [
+        {"cell_type": "markdown", "source": ["# Why?\n", "See [memory](../docs/memory.md)."]},
+        {"cell_type": "code", "source": ["f()"], "outputs": [stream | {"text": ["a\n"]}, stream | {"text": "b\n"}]},
+        {"cell_type": "code", "source": ["g()"], "outputs": [{"output_type": "execute_result", "data": png}]},
+        {"cell_type": "code", "source": ["h()"], "outputs": [{"output_type": "execute_result", "data": table}]},
+    ]
+    path = tmp_path / "1-why.ipynb"
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    (made,) = load(root, "_notebooks").pages(tmp_path)
+    assert (made.name, made.title) == ("1-why", "Why?")
+    assert "[memory](../memory.md)" in made.text and "```python\nf()\n```\n\n```text\na\nb\n```" in made.text
+    assert r"![What \[it\] shows.](1-why-1.png)" in made.text and made.figures == {"1-why-1.png": b"hello"}
+    assert "<table></table>" in made.text and "<style" not in made.text
+
+
+def test_what_must_not_be_broken(root):
+    """Flags, names and short cells keep together, sentences in cells get room, blocks of code are left alone."""
+    pytest.importorskip("mkdocs")
+    unbroken = load(root, "_hooks").on_page_content
+    assert unbroken("<code>--rate</code>") == '<code class="whole">--rate</code>'
+    long = "<code>" + "x" * 40 + "</code>"
+    assert unbroken(long) == long
+    cells = unbroken(f'<td>a b</td><td style="x">{"word " * 20}</td>')
+    assert cells.startswith('<td class="whole">a b') and '<td class="long" style="x">word' in cells
+    assert unbroken("5 % of") == "5&nbsp;% of"
+    block = "<pre><code>5 %</code></pre>"
+    assert unbroken(block) == block
 
 
 # The site.

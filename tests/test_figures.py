@@ -450,7 +450,8 @@ def test_spread():
 def test_methods(dense, tmp_path):
     assert dense.plot_waterfall(step="prefill", size="narrow").caption.startswith("TTFT")
     assert dense.plot("memory", size="narrow").caption == rl.plot(dense, "memory", size="narrow").caption
-    assert dense.plot_memory(size="narrow")._repr_png_().startswith(b"\x89PNG")
+    picture = dense.plot_memory(size="narrow")
+    assert picture._repr_png_().startswith(b"\x89PNG") and repr(picture) == picture.caption
 
 
 def test_command_line(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import importlib.util
 
 import pytest
@@ -42,6 +43,22 @@ def test_runs_and_shows(root, number):
     pictures = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
     assert pictures, "no figure"
     assert not [o.text for cell in code for o in cell.outputs if o.get("name") == "stderr" and "Warning" in o.text]
+
+
+def test_pictures_are_whole_beside_pyplot(root):
+    """What pyplot registers for figures would crop the headings of pictures away."""
+    book = nbformat.v4.new_notebook()
+    code = (
+        "import matplotlib.pyplot as plt\nimport roofline as rl\n"
+        "e = rl.estimate('llama-3.2-1b', 'l40s')\nplt.figure().clear()\npicture = e.plot('memory', size='narrow')\n"
+        "print(len(picture._repr_png_()))\npicture"
+    )
+    book.cells = [nbformat.v4.new_code_cell(code)]
+    ran = tool(root).run(book)
+    (data,) = [o["data"] for o in ran.cells[0].outputs if "image/png" in o.get("data", {})]
+    (printed,) = [o["text"] for o in ran.cells[0].outputs if o.get("name") == "stdout"]
+    assert len(base64.b64decode(data["image/png"])) == int(printed)
+    assert "visible on each GPU" in data["text/plain"]
 
 
 def test_is_short_and_asks_a_question(root, number):

@@ -207,6 +207,12 @@ class Picture(Figure):
     def _repr_png_(self) -> bytes:
         return self.encoded("png")
 
+    def _ipython_display_(self) -> None:
+        # Goes before what pyplot registers for every figure in a notebook, which would crop the headings away.
+        from IPython.display import display
+
+        display({"image/png": self._repr_png_(), "text/plain": repr(self)}, raw=True)
+
 
 @contextmanager
 def _settings(how: Look) -> Iterator[None]:

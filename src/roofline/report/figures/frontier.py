@@ -281,4 +281,4 @@ def _mark_best(axes, how: Look, f: Frontier) -> None:
               markeredgewidth=1.3, linestyle="", zorder=6)  # fmt: skip
     text = f"{curve.label}, {number(curve.load[i])} {f.load}\n{number(y)} at {number(x)} tok/s"
     others = [point for c in f.curves for point in zip(c.per_user, c.gain)]
-    label_points(axes, how, [(text, (x, y))], boxes_around(axes, others, 0.35 * how.size.text), fontweight="bold")
+    label_points(axes, how, [(text, (x, y))], boxes_around(axes, others, 0.6 * how.size.text), fontweight="bold")

@@ -152,7 +152,7 @@ def roofs_of(e: Estimate) -> tuple[Roof, ...]:
 def slopes_of(e: Estimate) -> tuple[Slope, ...]:
     """Memory, the cache as kernels were found to be fed from it, links to peers and to the host, fastest first."""
     d, a = e.deployment, e.deployment.accelerator
-    found = [Slope(a.memory.type, a.bandwidth_bytes_per_s, main=True)]
+    found = [Slope("memory" if a.memory.type == "unknown" else a.memory.type, a.bandwidth_bytes_per_s, main=True)]
     fitted = d.machine.constants("gemm", table_format(d.precision.of("ffn"), d.machine), GemmConstants())
     ratio = float(fitted.constants.feed_ratio)
     if fitted.evidence == "measured" and a.l2_bytes and np.isfinite(ratio):
