@@ -19,7 +19,7 @@ NOTEBOOKS = ROOT / "notebooks"
 
 def _sibling(name: str):
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look
     spec.loader.exec_module(module)
     return module
 
@@ -29,8 +29,8 @@ _notebooks = _sibling("_notebooks")
 
 # Chapters of the reference and of the formula index: title, and the modules (or folders) in them.
 CHAPTERS = {
-    "Answers": ["estimates", "estimated", "regimes", "economics", "explain", "sweeps", "planner", "techniques", "handoff",
-                "comparison", "display", "report", "plotted"],
+    "Answers": ["estimates", "estimated", "regimes", "economics", "explain", "sweeps", "planner", "techniques",
+                "handoff", "comparison", "display", "report", "plotted"],
     "Serving": ["serving", "speculative", "simulation"],
     "Steps": ["deployment", "step", "pricing", "machine", "calibrated", "kernels"],
     "Work": ["ops", "workload", "parallel", "precision", "forward", "layers"],
