@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from roofline.arrays import Array, is_scalar
+from roofline.arrays import Array
+from roofline.kernels.blocks import in_blocks
 from roofline.kernels.chip import Chip
 from roofline.workload import attended_pairs, kv_tokens_read
 
@@ -15,7 +16,6 @@ TILE = 128  # cached tokens that a block consumes at a time; a split keeps at le
 QUERY_ROWS = 128  # query rows (heads of a group x new tokens) that one block carries at most
 SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
 WHOLE_WAVES = 4.0  # below this many waves a last, part-filled wave is felt; above, blocks finish at different times
-BLOCK = 4096  # rows evaluated at once, so that the candidates of a large table stay in cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +190,6 @@ def decode_attention_time(
     641.4
     """
     return decode_terms(batch, past, heads, kv_heads, head_dim, **arguments).time_s
-
-
-def in_blocks(formula, inputs, outputs: int) -> list[Array]:
-    """Return the `outputs` results of an elementwise formula, evaluated on blocks of rows of the broadcast inputs."""
-    if is_scalar(*inputs):
-        return [np.asarray(x)[()] for x in formula(*map(float, inputs))]
-    shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
-    columns = [np.broadcast_to(np.asarray(x, float), shape).reshape(-1) if np.ndim(x) else float(x) for x in inputs]
-    rows = int(np.prod(shape)) if shape else 1
-    joined = [np.empty(rows) for _ in range(outputs)]
-    for i in range(0, rows, BLOCK):  # blocks of rows, not rows: keeps the candidate axis inside the cache
-        part = formula(*(x if np.ndim(x) == 0 else x[i : i + BLOCK] for x in columns))
-        for whole, piece in zip(joined, part, strict=True):
-            whole[i : i + BLOCK] = piece
-    return [x.reshape(shape)[()] for x in joined]
 
 
 def warm_bandwidth(moved_bytes: Array, l2_bytes: Array, cold: Array, ratio: Array, share: Array) -> Array:

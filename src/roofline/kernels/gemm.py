@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from roofline.kernels.blocks import in_blocks
 from roofline.kernels.chip import Array, Chip
 from roofline.kernels.elementwise import quantise_time, warm_share
 
@@ -113,17 +114,7 @@ def gemm_terms(
     inputs = [m, n, k, peak_flops_per_s, weight_bytes_per_el, act_bytes_per_el, out_bytes_per_el, quantise, cold]
     inputs += [weight_copies, chip.bandwidth_bytes_per_s, chip.sms, chip.l2_bytes]
     inputs += [getattr(c, f.name) for f in fields(c)]
-    shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
-    columns = [np.broadcast_to(np.asarray(x, float), shape).reshape(-1) if np.ndim(x) else float(x) for x in inputs]
-    rows = int(np.prod(shape)) if shape else 1
-    if rows <= BLOCK:
-        parts = [_terms(*columns)]
-    else:  # blocks of rows, not rows: keeps the candidate axis inside the cache
-        parts = [
-            _terms(*(x if np.ndim(x) == 0 else x[i : i + BLOCK] for x in columns)) for i in range(0, rows, BLOCK)
-        ]
-    joined = [np.concatenate([np.atleast_1d(p[j]) for p in parts]) for j in range(6)]
-    return GemmTerms(*(np.broadcast_to(x, (rows,)).reshape(shape)[()] for x in joined))
+    return GemmTerms(*in_blocks(_terms, inputs, 6, BLOCK))
 
 
 def _terms(m, n, k, peak, w, a, o, quantise, cold, copies, bandwidth, sms, l2, *values) -> tuple:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from roofline.arrays import Array
+from roofline.kernels.blocks import in_blocks
 from roofline.kernels.chip import Chip
-from roofline.kernels.decode import TILE, AttentionTerms, DecodeConstants, in_blocks, split_kv_terms, warm_bandwidth
+from roofline.kernels.decode import TILE, AttentionTerms, DecodeConstants, split_kv_terms, warm_bandwidth
 from roofline.kernels.prefill import PrefillConstants, tiled_terms
 from roofline.workload import attended_pairs, kv_tokens_read
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from roofline.arrays import Array
+from roofline.kernels.blocks import in_blocks
 from roofline.kernels.chip import Chip
-from roofline.kernels.decode import AttentionTerms, in_blocks, warm_bandwidth
+from roofline.kernels.decode import AttentionTerms, warm_bandwidth
 from roofline.workload import attended_pairs, kv_tokens_read
 
 TILE = 128.0  # query rows of a block, and keys that it consumes at a time
