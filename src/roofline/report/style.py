@@ -22,6 +22,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.path import Path as Outline
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
@@ -263,15 +264,17 @@ def settle(figure: Picture) -> None:
 def label_points(
     axes: Axes, how: Look, labels: Iterable[tuple[str, tuple[float, float]]], taken: Iterable[Bbox] = (), **style
 ) -> list[Bbox]:
-    """Write each label near its point where neither another label nor `taken` is; one without such a place is left out.
+    """Write each label near its point where neither another label nor `taken` is, and no line to a label crosses one;
+    one without such a place is left out.
 
     Args:     labels: (text, point), the most important first; taken: boxes on the page; the layout has to be settled
     Returns:  boxes of what was written
     """
     renderer = axes.figure.canvas.get_renderer()
-    blocked, placed = list(taken), []
+    blocked, placed, leaders = list(taken), [], []
     size = style.pop("fontsize", how.small)
     for text, point in labels:
+        pixel = axes.transData.transform(point)
         note = axes.annotate(
             text, point, xytext=(0, 0), textcoords="offset points", fontsize=size, linespacing=1.15, zorder=7,
             bbox={"facecolor": how.theme.paper, "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
@@ -286,9 +289,14 @@ def label_points(
             note.update_positions(renderer)
             box = Text.get_window_extent(note, renderer).padded(2.0)  # the text without its line
             inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
-            if inside and not any(box.overlaps(other) for other in blocked):
+            if not inside or any(box.overlaps(other) for other in blocked):
+                continue
+            leader = Outline([pixel, np.clip(pixel, box.min, box.max)])  # to the nearest side of the text
+            crossed = any(leader.intersects_bbox(other) for other in placed)
+            if not crossed and not any(other.intersects_bbox(box) for other in leaders):
                 blocked.append(box)
                 placed.append(box)
+                leaders.append(leader)
                 break
         else:
             note.remove()

@@ -238,19 +238,25 @@ def _lines(axes, how: Look, r: Roofline, x: tuple[float, float], bottom: float) 
 
 
 def _name_roofs(axes, how: Look, r: Roofline, right: float) -> list[Bbox]:
-    """At the right edge, outside the axes; on narrow figures above the lines. Returns where the names are."""
+    """At the right edge, outside the axes; on narrow figures left of where a roof begins, or above it where that is too
+    near to the axis. Returns where the names are."""
     kept = drawn(how, r)[0]
+    fastest = max(s.bytes_per_s for s in r.slopes if s.main)
     pixels = axes.transData.transform([(right, f.flops_per_s) for f in kept])[:, 1]
     gap = 1.25 * how.small * axes.figure.dpi / 72.0 * (1.0 if how.narrow else 2.0)
     boxes = []
     for roof, y in zip(kept, spread(pixels, gap)):
         y = axes.transData.inverted().transform((0.0, y))[1]
         names, rate = ", ".join(roof.formats[:3]), quantity(roof.flops_per_s, "FLOP/s")
-        text, side = f"{names}\n{rate}", {"xytext": (5, 0), "va": "center"}
+        text, side, x = f"{names}\n{rate}", {"xytext": (5, 0), "va": "center"}, right
         if how.narrow:
-            text, side = f"{names}: {rate}", {"xytext": (-3, 2), "va": "bottom", "ha": "right"}
+            text, begins = f"{names}: {rate}", roof.flops_per_s / fastest
+            room = axes.transData.transform((begins, roof.flops_per_s))[0] - axes.bbox.x0
+            beside = room > 0.62 * len(text) * how.small * axes.figure.dpi / 72.0
+            x = begins if beside else right
+            side = {"xytext": (-4, 0) if beside else (-3, 2), "va": "center" if beside else "bottom", "ha": "right"}
         note = axes.annotate(
-            text, (right, y), textcoords="offset points", fontsize=how.small, annotation_clip=False, linespacing=1.0,
+            text, (x, y), textcoords="offset points", fontsize=how.small, annotation_clip=False, linespacing=1.0,
             color=how.theme.ink if roof.used else how.theme.muted, path_effects=halo(how), zorder=6, **side,
         )  # fmt: skip
         note.set_in_layout(False)
