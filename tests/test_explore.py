@@ -147,17 +147,17 @@ PAIRS = [("llama-3.1-8b", Plan()), ("llama-3.1-70b", Plan(tp=8)), ("mixtral-8x7b
 @pytest.mark.parametrize(("model", "plan"), PAIRS, ids=lambda p: str(p))
 def test_nodes_are_exact_and_between_them_it_is_close(menus, model, plan):
     where = menus.deployment(replace(START, model=model, tp=plan.tp, ep=plan.ep))
-    serving, seats = served(where)
+    at = served(where)
     i, j, k = (axis.ravel() for axis in np.indices((ISL.size, OSL.size, CONCURRENCY.size)))
     nodes = ISL[i], OSL[j], CONCURRENCY[k]
     true = steady_state(where, isl=nodes[0], osl=nodes[1], concurrency=nodes[2])
-    found = between(serving, seats, where.plan.dp, *nodes)
+    found = between(at, *nodes)
     for name, column in zip(("ttft_s", "tpot_s"), found):
         np.testing.assert_allclose(column, getattr(true, name), rtol=1e-9, err_msg=name)
     rng = np.random.default_rng(5)
     loads = [np.exp(rng.uniform(np.log(a[0]), np.log(a[-1]), 400)) for a in (ISL, OSL, CONCURRENCY)]
     true = steady_state(where, isl=loads[0], osl=loads[1], concurrency=loads[2])
-    found = between(serving, seats, where.plan.dp, *loads)
+    found = between(at, *loads)
     off = [np.abs(f / np.asarray(getattr(true, n), float) - 1.0) for n, f in zip(("ttft_s", "tpot_s"), found)]
     assert np.median(off[0]) < 0.03  # the page tells the reader these numbers, measured at export
     assert np.median(off[1]) < 0.02
@@ -542,7 +542,7 @@ def test_the_exported_page_interpolates_as_it_says(browser, exported, menus):
     assert "Interpolated" in page.text("#exact")
     assert "wait" in page.text("#problems")  # 700 do not fit at once: the wait for a seat is part of TTFT
     where = menus.deployment(replace(START, model="llama-3.1-70b", tp=4))
-    ttft, tpot = between(*served(where), 1, *(np.array([float(v)]) for v in load.values()))
+    ttft, tpot = between(served(where), *(np.array([float(v)]) for v in load.values()))
     assert parsed(page.numbers()["Time to first token"]) == pytest.approx(float(ttft[0]), rel=0.006)
     assert parsed(page.numbers()["Time per output token"]) == pytest.approx(float(tpot[0]), rel=0.006)
     outside = Page(browser, exported.as_uri() + "#" + urlencode({"model": "llama-3.1-8b", "isl": 131072, "osl": 4096}))

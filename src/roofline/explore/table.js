@@ -53,11 +53,17 @@ const tableAnswers = (() => {
       });
     }
 
+    // Time that an evicted sequence waits, over that of its decoding: capacity.evicted.
+    function evicted(waiting, growth) {
+      if (!(waiting * growth > 0)) return 0;
+      return (waiting ** -3 + (growth / (1 + 0.65 * growth)) ** -3) ** (-1 / 3);
+    }
+
     function serving(found, isl, osl, concurrency) {
-      const values = read(found, "serving"), held = read(found, "seats");
+      const values = read(found, "serving"), held = read(found, "seats"), outgrown = read(found, "growth");
       const [i, u] = place(axes.isl, isl), [j, v] = place(axes.osl, osl);
       const logs = [0, 0];
-      let seats = 0;
+      let seats = 0, growth = 0;
       for (const [di, dj] of [[0, 0], [0, 1], [1, 0], [1, 1]]) {
         const weight = (di ? u : 1 - u) * (dj ? v : 1 - v);
         const load = (i + di) * axes.osl.length + j + dj;
@@ -66,11 +72,14 @@ const tableAnswers = (() => {
         logs[0] += weight * found2[0];
         logs[1] += weight * found2[1];
         seats += weight * Math.log(here);
+        growth += weight * outgrown[load];
       }
       seats = Math.exp(seats);
-      const tpot = Math.exp(logs[1]);
-      const waiting = Math.max(concurrency - Math.max(seats, found.dp), 0) / seats * osl * tpot;
-      return { ttft: Math.exp(logs[0]) + waiting, tpot, running: Math.max(Math.min(concurrency, seats), 1), seats };
+      const ttft = Math.exp(logs[0]), tpot = Math.exp(logs[1]), gaps = (osl - 1) * tpot;
+      const waiting = Math.max(concurrency - Math.max(seats, found.dp), 0) / seats;
+      const stalled = evicted(waiting, growth);
+      return { ttft: ttft + waiting * (ttft + gaps) - stalled * gaps, tpot: tpot * (1 + stalled),
+        running: Math.max(Math.min(concurrency, seats), 1), seats };
     }
 
     // One quantity of a step between nodes of the axes, in logarithms; zero stays zero.

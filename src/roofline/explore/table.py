@@ -23,6 +23,7 @@ from roofline.estimates import bandwidth_utilisation, estimate, flops_utilisatio
 from roofline.explore.answer import memory_view, plan_name, price_of, regime_view, roofline_view
 from roofline.explore.question import Menu, Question
 from roofline.parallel import Plan
+from roofline.serving.capacity import evicted, outgrown
 from roofline.serving.steady import steady_state
 from roofline.step import PARTS, StepTime
 
@@ -108,7 +109,7 @@ def case(q: Question, menus: Menu) -> tuple[dict[str, Any], list[np.ndarray]]:
     smallest = where.footprint(float(ISL[0] + OSL[0]))
     if not bool(smallest.fits):
         return about | {"error": f"does not fit: {smallest.failure}"}, []
-    serving, seats = served(where)
+    at = served(where)
     decode = where.decode_step(BATCH[:, None], CONTEXT)
     prefill = where.prefill_step(1.0, ISL)
     names, ops = op_points(decode, (BATCH.size, CONTEXT.size))
@@ -116,9 +117,10 @@ def case(q: Question, menus: Menu) -> tuple[dict[str, Any], list[np.ndarray]]:
     found = about | {
         "longest": where.model.max_positions or None,
         "resident": encoded(resident * where.plan.dp),
-        "dp": where.plan.dp,
-        "serving": encoded(serving),
-        "seats": encoded(seats),
+        "dp": at.dp,
+        "serving": encoded(at.serving),
+        "seats": encoded(at.seats),
+        "growth": encoded(at.growth),
         "decode": encoded(step_terms(where, decode, BATCH[:, None], (BATCH.size, CONTEXT.size))),
         "prefill": encoded(step_terms(where, prefill, 1.0, (ISL.size,))),
         "decode_ops": names, "decode_points": encoded(ops),
@@ -126,13 +128,21 @@ def case(q: Question, menus: Menu) -> tuple[dict[str, Any], list[np.ndarray]]:
         "roofline": {k: v for k, v in roofline_view(e).items() if k != "points"},
         "regimes": regime_view(e), "evidence": e.evidence, "sources": e.sources, "not_modelled": e.not_modelled,
     }  # fmt: skip
-    return found, [interpolation_error(where, serving, seats)]
+    return found, [interpolation_error(where, at)]
 
 
-def served(where: Deployment) -> tuple[np.ndarray, np.ndarray]:
-    """SERVING over (isl, osl, concurrency), with one more concurrency at the end: as many as there are seats; and the
-    seats of the replica over (isl, osl).
-    """
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A replica under closed loops, tabulated."""
+
+    serving: np.ndarray  # SERVING over (isl, osl, concurrency), one more concurrency at the end: as many as have seats
+    seats: np.ndarray  # of the replica, over (isl, osl)
+    growth: np.ndarray  # `capacity.outgrown`, over (isl, osl)
+    dp: int
+
+
+def served(where: Deployment) -> Served:
+    """The closed loops of a replica at the nodes of the axes."""
     isl, osl = ISL[:, None, None], OSL[:, None]
     state = steady_state(where, isl=isl, osl=osl, concurrency=CONCURRENCY)
     seats = np.asarray(state.batch / state.kv_occupancy, float)[..., :1]
@@ -143,32 +153,36 @@ def served(where: Deployment) -> tuple[np.ndarray, np.ndarray]:
                         ((state, CONCURRENCY.size), (full, 1))], axis=-1)
         for f in (lambda s: s.ttft_s - s.parts_s["seats"], lambda s: s.tpot_s)
     ]  # fmt: skip
-    return np.stack(columns), np.broadcast_to(seats[..., 0], shape)
+    held = seats[..., 0]
+    growth = outgrown(where, ISL[:, None], OSL, held / where.plan.dp)
+    return Served(np.stack(columns), np.broadcast_to(held, shape), np.broadcast_to(growth, shape), where.plan.dp)
 
 
-def between(
-    serving: np.ndarray, seats: np.ndarray, dp: int, isl: Array, osl: Array, concurrency: Array
-) -> tuple[Array, Array]:
+def between(at: Served, isl: Array, osl: Array, concurrency: Array) -> tuple[Array, Array]:
     """TTFT and TPOT of loads between the nodes.
 
     Formula:  at the four nodes around (isl, osl), as many as run, r = min(concurrency, seats), between the nodes of
               concurrency below the seats and the seats themselves; then the mean of the four; all in logarithms.
-              The wait for a seat is added: max(C - max(seats, dp), 0)/seats x osl x TPOT
-    Args:     serving, seats: of `served`; isl, osl, concurrency [-], one-dimensional
+              Others wait for a seat, w = max(C - max(seats, dp), 0)/seats for each: w (TTFT + (osl - 1) TPOT), of which
+              (osl - 1) TPOT times `capacity.evicted` after the first token
+    Args:     at; isl, osl, concurrency [-], one-dimensional
     Returns:  (ttft_s, tpot_s)
     Assumes:  loads inside the axes
     Error:    `interpolation_error`
     Source:   linear interpolation
     """
     (i, u), (j, v) = (_place(axis, x) for axis, x in ((ISL, isl), (OSL, osl)))
-    logs, held = 0.0, 0.0
+    logs, held, growth = 0.0, 0.0, 0.0
     for di, dj in product((0, 1), (0, 1)):
         weight = np.where(di, u, 1.0 - u) * np.where(dj, v, 1.0 - v)
-        here = seats[i + di, j + dj]
-        logs = logs + weight * _along(serving[:, i + di, j + dj], here, np.minimum(concurrency, here))
+        here = at.seats[i + di, j + dj]
+        logs = logs + weight * _along(at.serving[:, i + di, j + dj], here, np.minimum(concurrency, here))
         held = held + weight * np.log(here)
+        growth = growth + weight * at.growth[i + di, j + dj]
     (ttft, tpot), held = np.exp(logs), np.exp(held)
-    return ttft + np.maximum(concurrency - np.maximum(held, dp), 0.0) / held * osl * tpot, tpot
+    waiting, gaps = np.maximum(concurrency - np.maximum(held, at.dp), 0.0) / held, (osl - 1.0) * tpot
+    stalled = np.where(waiting * growth > 0, evicted(waiting, growth), 0.0)
+    return ttft + waiting * (ttft + gaps) - stalled * gaps, tpot * (1.0 + stalled)
 
 
 def _place(axis: np.ndarray, x: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -215,7 +229,7 @@ def op_points(step: StepTime, shape: tuple[int, ...]) -> tuple[list[str], np.nda
     return names, np.maximum(np.array(found), TINY) if found else np.zeros((0, len(OP), *shape))
 
 
-def interpolation_error(where: Deployment, serving: np.ndarray, seats: np.ndarray) -> np.ndarray:
+def interpolation_error(where: Deployment, at: Served) -> np.ndarray:
     """Relative errors of TTFT and TPOT between the nodes, at random loads whose length fits: [quantity, load]."""
     rng = np.random.default_rng(0)
     loads = [np.exp(rng.uniform(np.log(a[0]), np.log(a[-1]), CHECKS)) for a in (ISL, OSL, CONCURRENCY)]
@@ -224,7 +238,7 @@ def interpolation_error(where: Deployment, serving: np.ndarray, seats: np.ndarra
     if not isl.size:
         return np.zeros((2, 0))
     true = steady_state(where, isl=isl, osl=osl, concurrency=concurrency)
-    found = between(serving, seats, where.plan.dp, isl, osl, concurrency)
+    found = between(at, isl, osl, concurrency)
     return np.abs(np.stack([f / np.asarray(t, float) - 1.0 for f, t in zip(found, (true.ttft_s, true.tpot_s))]))
 
 

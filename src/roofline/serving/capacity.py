@@ -37,6 +37,20 @@ def evicted(waiting: Array, growth: Array) -> Array:
     return (w**-3.0 + d**-3.0) ** (-1.0 / 3.0)
 
 
+def outgrown(deployment: Deployment, isl: Array, osl: Array, fits: Array, most: Array | None = None) -> Array:
+    """By which share sequences outgrow, on average, the room that they were let in for.
+
+    Formula:  held_tokens/I - 1; 0 where whole answers have their room, or seats are the limit and not the pool
+    Args:     isl, osl [tokens]; fits [sequences]: of `kv_sequences`; most [sequences]: None takes the engine's limit
+    Returns:  [-]
+    Source:   scheduler rules of vLLM, TensorRT-LLM and SGLang
+    """
+    if deployment.engine.scheduler.reserve_output:
+        return 0.0
+    limit = most_seqs(deployment) if most is None else most
+    return np.where(fits < limit, held_tokens(isl, osl) / isl - 1.0, 0.0)
+
+
 def most_seqs(deployment: Deployment) -> float:
     """Sequences that the engine lets run together on a rank [sequences].
 

@@ -15,7 +15,7 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import InputError, check_numbers
-from roofline.serving.capacity import evicted, held_tokens, kv_sequences, most_seqs
+from roofline.serving.capacity import evicted, held_tokens, kv_sequences, outgrown
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
 from roofline.serving.queueing import Spread, full_share, queue_wait
@@ -126,8 +126,7 @@ def steady_state(
             check_numbers(name, value)
     prompts, outputs = as_lengths(isl), as_lengths(osl)
     r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
-    reserved = deployment.engine.scheduler.reserve_output
-    held = held_tokens(prompts.mean, outputs.mean, reserved)
+    held = held_tokens(prompts.mean, outputs.mean, deployment.engine.scheduler.reserve_output)
     fits = kv_sequences(deployment, held, cached, prefixes, max_seqs)
     site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
     s = deployment.speculation
@@ -135,9 +134,7 @@ def steady_state(
         r = replace(r, verified=site.table.verified)
         site = replace(site, rules=r, outputs=in_cycles(outputs, s.shares), grown=s.tokens)
     if concurrency is not None:
-        if not reserved:  # where the pool is the limit, and not the seats
-            short = fits < (most_seqs(deployment) if max_seqs is None else max_seqs)
-            site = replace(site, growth=np.where(short, held / prompts.mean - 1.0, 0.0))
+        site = replace(site, growth=outgrown(deployment, prompts.mean, outputs.mean, fits, max_seqs))
         state = _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
     else:
         site = replace(site, padding=(site.table.graph_batch - 1.0) / 2.0)
@@ -181,16 +178,18 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     steady = ttft_closed(site.rules, beat, np.minimum(load.batch - 1.0, 1.0))
     waiting = np.maximum(wanted / site.cap - 1.0, 0.0)
     stalled = np.where(waiting * site.growth > 0, evicted(waiting, site.growth), 0.0)
-    seats, tpot_s = (waiting - stalled) * site.outputs.mean * beat.tpot_s, beat.tpot_s * (1.0 + stalled)
     burst = steady
     if np.any(np.asarray(burst_share) > 0):
         again = ttft_burst(site.table, load, site.rules, beat.decode_s)
         burst, steady = again + site.rules.cold_s, np.where(lockstep(load, site.rules, waves), again, steady)
     floor, rest = _floor(beat, steady)
     earliest = np.minimum(floor, burst)
-    sd = np.hypot(_spread(beat, rest), seats * site.outputs.cv)
-    gaps_s = np.maximum(site.outputs.mean - 1.0, 0.0) * tpot_s
-    rest = rest + np.maximum(wanted * prompt_s(site.table, load, site.rules) - (steady + seats + gaps_s), 0.0)
+    sd = _spread(beat, rest)
+    gaps_s = np.maximum(site.outputs.mean - 1.0, 0.0) * beat.tpot_s
+    rest = rest + np.maximum(load.batch * prompt_s(site.table, load, site.rules) - (steady + gaps_s), 0.0)
+    # a seat is held from the prompt to the last token; who is evicted waits for one after the first
+    seats = waiting * (floor + rest + gaps_s) - stalled * gaps_s
+    sd, tpot_s = np.hypot(sd, seats * site.outputs.cv), beat.tpot_s * (1.0 + stalled)
     ttft = Spread(floor, rest + seats, sd, burst_share, earliest + seats, 2.0 * burst - earliest + seats)
     tpot = Spread(0.0, tpot_s, TPOT_CV * tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
     parts = {"first step": floor, "waiting": rest, "seats": seats, "burst": burst_share * (burst - steady)}
