@@ -262,7 +262,7 @@ def interrupted(after_s: float) -> str:
 
 
 def test_ctrl_c_on_a_real_process():
-    """Into the run, which would take tens of seconds; a busy machine may still be getting ready, with nothing to keep."""
+    """Into the run, which would take tens of seconds; a busy machine may still be getting ready, nothing to keep."""
     told = json.loads(next(out for out in map(interrupted, (2.5, 8.0, 20.0)) if out))
     assert told["complete"] is False
     assert told["finished"] < 2_000_000
