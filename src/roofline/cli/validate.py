@@ -114,11 +114,18 @@ def kernels(truth, out) -> None:
 @_TRUTH
 @_OUT
 @_MODELS
-def serving(truth, out, models) -> None:
+@click.option("--leave-out", is_flag=True, help="Also refit the engine constants without each model, system and engine "
+              "in turn and print the errors there: some minutes for a thousand rows.")
+def serving(truth, out, models, leave_out) -> None:
     """TTFT and TPOT of servers under a closed loop."""
+    from roofline.validation.folds import left_out
     from roofline.validation.serving import error_tables, predict_serving
 
     _run(truth, out, models, predict_serving, error_tables)
+    if leave_out:
+        for path, frame in zip(truth, _read(truth)):
+            for title, table in left_out(frame, models).items():
+                _show(f"{Path(path).name}: {title}", table)
 
 
 @validate_command.command("speculation")

@@ -78,7 +78,7 @@ def predict_serving(frame: pd.DataFrame, models_dir: str | Path | None = None) -
             if str(row.get("serving_mode", "agg")) == "disagg":
                 out.loc[i, list(ANSWERS)] = predict_pools(row, models_dir)
             else:
-                key, point = _point(row, models_dir)
+                key, point = point_of(row, models_dir)
                 groups.setdefault(key, []).append((i, point))
         except RooflineError as error:
             reasons[i] = str(error)
@@ -93,18 +93,21 @@ def predict_serving(frame: pd.DataFrame, models_dir: str | Path | None = None) -
     return out.assign(reason=reasons)
 
 
-def _predicted(points: list[Point]) -> np.ndarray:
-    """ANSWERS of points that share a deployment."""
-    where = points[0].deployment
-    engines = [configured(where.engine, p.run).scheduler for p in points]
+def asked(points: list[Point]) -> dict[str, Any]:
+    """What `steady_state` is asked for points that share a deployment: lengths, concurrency, knobs of scripts."""
+    engines = [configured(points[0].deployment.engine, p.run).scheduler for p in points]
     knobs = {name: np.array([float(getattr(e, name)) for e in engines]) for name in KNOBS}
     isl, osl, ratio, concurrency = (
         np.array([getattr(p, name) for p in points]) for name in ("isl_max", "osl_max", "ratio", "concurrency")
     )
-    state = steady_state(
-        where, isl=uniform(isl, ratio), osl=uniform(osl, ratio), concurrency=concurrency,
-        burst_share=1.0 / REQUESTS_PER_SEAT, **knobs,
-    )  # fmt: skip
+    lengths = {"isl": uniform(isl, ratio), "osl": uniform(osl, ratio)}
+    return {**lengths, "concurrency": concurrency, "burst_share": 1.0 / REQUESTS_PER_SEAT, **knobs}
+
+
+def _predicted(points: list[Point]) -> np.ndarray:
+    """ANSWERS of points that share a deployment."""
+    where = points[0].deployment
+    state = steady_state(where, **asked(points))
     ttft, tpot = state.ttft_s, state.tpot_s
     low, high = ttft_band(where)
     first = (ttft * low, ttft * high)
@@ -112,7 +115,7 @@ def _predicted(points: list[Point]) -> np.ndarray:
     return np.stack([ttft, tpot, *first, tpot * low, tpot * high], axis=1)
 
 
-def _point(row: Mapping[str, Any], models_dir) -> tuple[tuple, Point]:
+def point_of(row: Mapping[str, Any], models_dir) -> tuple[tuple, Point]:
     """What a row asks, and a key that rows of one deployment share."""
     layout = tuple(_count(row, name, 1) for name in ("tp", "pp", "attn_dp", "moe_ep"))
     tp, pp, dp, ep = layout
@@ -252,6 +255,12 @@ def _split(frame: pd.DataFrame, columns: Iterable[str]):
                 yield f"{column} {value}", rows
 
 
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's, ties in the order of the rows; NaN for fewer than three."""
+    ranks = [np.argsort(np.argsort(x)) for x in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1]) if len(a) > 2 else math.nan
+
+
 def _errors(rows: pd.DataFrame, metric: str, stem: str) -> dict[str, float]:
     truth, guess = rows[metric].to_numpy(float), rows[f"{metric}_predicted"].to_numpy(float)
     known = np.isfinite(truth) & (truth > 0)
@@ -263,8 +272,7 @@ def _errors(rows: pd.DataFrame, metric: str, stem: str) -> dict[str, float]:
     inside = (truth[ok] >= rows[f"{stem}_lo_s"].to_numpy(float)[ok]) & (
         truth[ok] <= rows[f"{stem}_hi_s"].to_numpy(float)[ok]
     )
-    ranks = [np.argsort(np.argsort(x)) for x in (guess[ok], truth[ok])]
-    rank = float(np.corrcoef(*ranks)[0, 1]) if ok.sum() > 2 else np.nan
+    rank = rank_correlation(guess[ok], truth[ok])
     return {
         "rows": int(known.sum()), "answered": int(ok.sum()), "median": 100.0 * float(np.median(abs(ratio - 1.0))),
         "mean": 100.0 * float(np.mean(abs(ratio - 1.0))), "bias": 100.0 * float(np.expm1(np.log(ratio).mean())),
