@@ -8,11 +8,11 @@ from roofline.specs.engine import engine_named
 from roofline.validation.online import hit_remainder
 
 # U-serving_measured-01 to 06: vLLM 0.15 on H100, open loop, 100 prompts that repeat. Model, formats, tp,
-# prompt and output tokens, requests/s, measured mean TPOT, tolerance. The cases ask for 12 %; two are outside it.
+# prompt and output tokens, requests/s, measured mean TPOT, tolerance. The cases ask for 12 %; the last is outside it.
 # Origin: inference-sim/sim-to-real-accuracy-validation, results_trainval/error_records.csv.
 SERVED = [
     ("llama-3.1-70b", "bf16", 4, 547, 248, 2.5, 17.08e-3, 0.12),
-    ("mistral-nemo-12b", "bf16", 1, 566, 247, 10.0, 10.58e-3, 0.15),
+    ("mistral-nemo-12b", "bf16", 1, 566, 247, 10.0, 10.58e-3, 0.12),
     ("qwen2.5-7b", "bf16", 1, 750, 251, 6.0, 7.02e-3, 0.12),
     ("llama-4-scout", "fp8_channel", 2, 547, 248, 2.5, 17.9e-3, 0.12),
     ("yi-34b", "bf16", 2, 547, 248, 6.0, 15.75e-3, 0.12),
@@ -33,7 +33,7 @@ def test_mean_token_time_of_a_chat_server(model, weights, tp, isl, osl, rate, me
 
 
 # U-decode_speed-03 to 05: LLaMA-7B fp16 on an A100 80 GB under TensorRT-LLM, a static batch: prompt and output tokens,
-# output tokens/s. The cases ask for 20 %; the last is 20.2 % low. Origin: a vendor table, hahnyuan/LLM-Viewer 4.
+# output tokens/s. The cases ask for 20 %. Origin: a vendor table, hahnyuan/LLM-Viewer 4.
 @pytest.mark.parametrize(
     "batch, isl, osl, measured", [(256, 128, 128, 5353), (32, 2048, 128, 547), (16, 2048, 2048, 613)]
 )
@@ -41,7 +41,7 @@ def test_output_rate_of_a_static_batch(batch, isl, osl, measured):
     where = deployment("llama-2-7b", "a100-sxm", weights="fp16", engine="tensorrt-llm")
     prefill = where.prefill_step(float(batch), float(isl)).total_s
     decode = where.decode_step(float(batch), isl + osl / 2.0).total_s
-    assert batch * osl / (prefill + (osl - 1) * decode) == pytest.approx(measured, rel=0.21)
+    assert batch * osl / (prefill + (osl - 1) * decode) == pytest.approx(measured, rel=0.20)
 
 
 def test_decode_speed_of_a_dense_model_on_a_laptop():
