@@ -86,3 +86,17 @@ def test_an_encoder_reads_a_prompt_as_a_whole():
     assert estimate("t5-v1.1-xxl", isl=512, osl=64, batch=4).ttft_s.value > 0
     with pytest.raises(UnsupportedError, match=r"t5-v1.1-xxl has an encoder.*estimate it with batch"):
         estimate("t5-v1.1-xxl", isl=512, osl=64, concurrency=4)
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 1}, {"concurrency": 400}, {"rate_per_s": 2.0}], ids=str)
+def test_parts_of_a_latency_add_up_to_it(load):
+    e = estimate("llama-3.1-70b", "h100-sxm", tp=4, isl=2000, osl=500, **load)
+    assert sum(e.ttft_parts_s.values()) == pytest.approx(e.ttft_s.value)
+    assert sum(e.tpot_parts_s.values()) == pytest.approx(e.tpot_s.value)
+    assert min(*e.ttft_parts_s.values(), *e.tpot_parts_s.values()) >= 0.0
+    assert (e.ttft_parts_s["for a seat"] > 0.5 * e.ttft_s.value) == (load.get("concurrency") == 400)
+
+
+def test_what_has_no_parts_says_none():
+    assert estimate(batch=8).ttft_parts_s == estimate(batch=8).tpot_parts_s == {}
+    assert estimate(concurrency=8, speculation="eagle:3:0.8").tpot_parts_s == {}

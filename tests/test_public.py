@@ -32,3 +32,15 @@ def test_unknown_name():
 
 def test_docstring():
     assert doctest.testmod(roofline).failed == 0
+
+
+def test_results_show_themselves_at_the_prompt():
+    """What a session prints is what the command prints, or a line; never the records inside."""
+    e = roofline.estimate("llama-3.1-70b", "h100-sxm", tp=4, concurrency=32)
+    levers = roofline.levers("llama-3.1-8b", families=["weights"])
+    load = roofline.traffic(rate_per_s=5, isl=2000, osl=500)
+    found = roofline.plan("llama-3.1-8b", "h100-sxm", traffic=load, max_gpus=1)
+    assert (repr(e), repr(levers), repr(found)) == (str(e), str(levers), str(found))
+    few = roofline.sweep("llama-3.1-8b", "h100-sxm", batch=[1, 8])
+    short = e.deployment, e.deployment.accelerator, e.deployment.engine, e.decode, few, few.best("tpot_s")
+    assert all(len(repr(record)) < 400 for record in short)

@@ -181,6 +181,9 @@ class Deployment:
             f"{self.engine.name}{f', {self.speculation}' if self.speculation else ''}"
         )
 
+    def __repr__(self) -> str:
+        return f"<Deployment: {self}>"
+
 
 def _stretched(step: StepTime, total_s: Array) -> StepTime:
     """A step that takes longer because it waits; what it is spent on grows alike."""

@@ -157,6 +157,27 @@ class Estimate(
         return self.osl - 1.0 if s is None else float(expected_cycles(self.osl - 1.0, s.shares))
 
     @cached_property
+    def ttft_parts_s(self) -> dict[str, float]:
+        """What a mean TTFT is spent on under a load [s]; empty for a static batch, whose prefill is all of it."""
+        if self.state is None:
+            return {}
+        seat_s = float(self.state.seat_s)
+        own_s = min(float(self.prefill.total_s), self.ttft_s.value - seat_s)
+        return {"own prefill": own_s, "engine and others": self.ttft_s.value - seat_s - own_s, "for a seat": seat_s}
+
+    @cached_property
+    def tpot_parts_s(self) -> dict[str, float]:
+        """What a mean TPOT is spent on under a load [s]: a step that only decodes, and what others add to it.
+
+        Empty for a static batch, where no prompt comes between, and with speculation, see `cycle`.
+        """
+        if self.state is None or self.cycle is not None:
+            return {}
+        decode_s = min(float(self.decode.total_s), self.tpot_s.value)
+        others = "prompts and preemptions" if bool(self.state.saturated) else "prompts of others"
+        return {"decode step": decode_s, others: self.tpot_s.value - decode_s}
+
+    @cached_property
     def regime(self) -> Regime:
         """What a decode step is bound by, and where that changes."""
         return decode_regime(self.deployment, self.running or self.batch, self.isl + self.osl / 2.0)
@@ -312,6 +333,8 @@ class Estimate(
         from roofline.display import to_text
 
         return to_text(self)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from roofline.display import to_html

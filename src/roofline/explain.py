@@ -61,6 +61,8 @@ def as_dict(e: Estimate) -> dict[str, Any]:
         "memory": memory_dict(e),
         "ttft_s": value(e.ttft_s),
         "tpot_s": value(e.tpot_s),
+        "ttft_parts_s": e.ttft_parts_s,
+        "tpot_parts_s": e.tpot_parts_s,
         "e2e_s": value(e.e2e_s),
         "tokens_per_s_user": value(e.tokens_per_s_user),
         "tokens_per_s_gpu": value(e.tokens_per_s_gpu),

@@ -28,6 +28,9 @@ class StepTime:
     scale: Array  # what overlap leaves of the serial sum
     host_gap_s: Array
 
+    def __repr__(self) -> str:
+        return f"<StepTime: {len(self.times)} kinds of ops, {self.total_s} s>"
+
     def _sum(self, term: Callable[[OpTime], Array]) -> Array:
         return sum(t.op.count * term(t) for t in self.times)
 

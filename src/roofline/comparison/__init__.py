@@ -76,6 +76,8 @@ class Comparison:
             )
         return "\n".join([*out, *self.notes])
 
+    __repr__ = __str__
+
 
 def compare(
     where: Deployment,

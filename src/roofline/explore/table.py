@@ -151,7 +151,7 @@ def served(where: Deployment) -> Served:
     columns = [
         np.concatenate([np.broadcast_to(np.asarray(f(s), float), (*shape, n)) for s, n in
                         ((state, CONCURRENCY.size), (full, 1))], axis=-1)
-        for f in (lambda s: s.ttft_s - s.parts_s["seats"], lambda s: s.tpot_s)
+        for f in (lambda s: s.ttft_s - s.seat_s, lambda s: s.tpot_s)
     ]  # fmt: skip
     held = seats[..., 0]
     growth = outgrown(where, ISL[:, None], OSL, held / where.plan.dp)

@@ -206,6 +206,8 @@ class Recommendation(Plotted, figures=("cost",)):
 
         return to_text(self)
 
+    __repr__ = __str__
+
 
 def fleet_dict(fleet: Fleet) -> dict[str, Any]:
     """A fleet as plain data."""

@@ -55,7 +55,7 @@ class SteadyState:
     osl: Array
     kv_occupancy: Array  # sequences running over sequences that fit
     feasible: Array  # False where not even one sequence fits
-    parts_s: dict[str, Array]  # of the mean TTFT
+    seat_s: Array  # of the mean TTFT: the wait for a seat where all are taken
 
     @property
     def ttft_s(self) -> Array:
@@ -192,7 +192,6 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     sd, tpot_s = np.hypot(sd, seats * site.outputs.cv), beat.tpot_s * (1.0 + stalled)
     ttft = Spread(floor, rest + seats, sd, burst_share, earliest + seats, 2.0 * burst - earliest + seats)
     tpot = Spread(0.0, tpot_s, TPOT_CV * tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
-    parts = {"first step": floor, "waiting": rest, "seats": seats, "burst": burst_share * (burst - steady)}
     return SteadyState(
         *_end_to_end(site, ttft, tpot),
         batch=load.batch * dp,
@@ -201,7 +200,7 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
         osl=site.outputs.mean,
         kv_occupancy=load.batch / site.cap,
         feasible=feasible,
-        parts_s=parts,
+        seat_s=seats,
     )
 
 
@@ -240,7 +239,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
         osl=osl,
         kv_occupancy=load.batch / site.cap,
         feasible=feasible,
-        parts_s={"first step": steady, "waiting": crowd + texts, "seats": full * seat_s, "burst": 0.0 * steady},
+        seat_s=full * seat_s,
     )
 
 

@@ -57,6 +57,11 @@ class Result(Plotted, figures=("timeline",)):
     chunks: list[tuple] = field(default_factory=list, repr=False)
     decodes: list[tuple] = field(default_factory=list, repr=False)
 
+    def __repr__(self) -> str:
+        n, done = self.isl.size, int(self.done.sum())
+        means = f", mean TTFT {np.nanmean(self.ttft_s):.4g} s, E2E {np.nanmean(self.e2e_s):.4g} s" if done else ""
+        return f"<Result: {done} of {n} requests answered in {self.duration_s:.4g} s{means}>"
+
     @property
     def done(self) -> np.ndarray:
         """Requests that finished."""

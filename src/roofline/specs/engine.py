@@ -193,6 +193,9 @@ class Engine(BaseModel):
     speculation: SpeculationProfile = Field(default_factory=SpeculationProfile)
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Engine {self.name}{f' {self.version}' if self.version else ''}: {self.title}>"
+
 
 def engine_names() -> list[str]:
     """Names of the profiles that are shipped.

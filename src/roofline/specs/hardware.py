@@ -224,6 +224,9 @@ class Accelerator(Block):
                 raise ValueError(f"unverified names '{path}', which is not given")
         return self
 
+    def __repr__(self) -> str:
+        return f"<Accelerator {self.name}: {self.title}>"
+
     def blocks(self) -> dict[str, Sourced]:
         """The sourced blocks that are present, by field name."""
         fields = ("memory", "compute", "scale_up", "scale_out", "host", "power")

@@ -42,6 +42,8 @@ class Point:
         where = ", ".join(f"{k} {label(v)}" for k, v in self.inputs.items() if v is not None)
         return f"{where}: " + ", ".join(f"{k} {v:.4g}" for k, v in self.values.items())
 
+    __repr__ = __str__
+
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Plotted, figures=("frontier", "cost")):

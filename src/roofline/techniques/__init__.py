@@ -110,6 +110,8 @@ class Levers:
 
         return to_text(self)
 
+    __repr__ = __str__
+
 
 def _finite(value: float) -> float:
     return value if value == value else 0.0
