@@ -29,7 +29,7 @@ NOT_FORMULAS = {
     "looks a value up in a spec or profile": {
         "serving.bands.kind_of", "serving.bands.tpot_band", "serving.bands.ttft_band",
         "serving.disaggregated.link_of", "serving.recipes.matches", "serving.recipes.knobs", "serving.recipes.warm",
-        "serving.recipes.configured", "serving.recipes.with_scheduler",
+        "serving.recipes.configured", "serving.recipes.with_graphs", "serving.recipes.with_scheduler",
         "serving.load.rules", "serving.steps.step_table", "memory.footprint.limits",
         "memory.weights.wide", "memory.weights.stored_parts",
     },

@@ -321,7 +321,7 @@ def gain_of_attention_data_parallelism() -> float:
     """SGLang's script for it: 10,000 requests at once, a token in, 512 out, the experts split as before."""
     rate = []
     for plan in ({"tp": 8}, {"dp": 8}):
-        where = deployment("deepseek-v2", "h100-sxm", weights="fp8_block", engine="sglang", **plan)
+        where = deployment("deepseek-v2", "h100-sxm", weights="fp8_block", engine="sglang==0.3.5", **plan)
         load = {"isl": fixed(1.0), "osl": fixed(512.0), "concurrency": 10000.0, "max_seqs": 2048.0, "burst_share": 0.2}
         rate.append(float(steady_state(where, **load).tokens_per_s))
     return rate[1] / rate[0]

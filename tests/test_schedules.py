@@ -21,8 +21,10 @@ from roofline.serving.expert_load import (
     tokens_for_coverage,
 )
 from roofline.serving.pipeline import bubble_share, decode_share, passage, prefill_pipelined
+from roofline.serving.recipes import with_graphs
 from roofline.serving.steps import step_table
 from roofline.specs.engine import engine_named
+from roofline.speculative import Speculation, eagle3
 from roofline.step import compose
 from roofline.workload import decode, prefill
 
@@ -123,6 +125,71 @@ def test_the_table_of_steps_knows_eager_launches(small):
     table = step_table(eager)
     assert float(table.decode(4.0, 512.0)) == pytest.approx(float(eager.decode_step(4.0, 512.0).total_s), rel=1e-9)
     assert float(step_table(small).decode(4.0, 512.0)) < float(table.decode(4.0, 512.0))
+
+
+# Up to which batch there is a graph.
+
+
+@pytest.mark.parametrize(
+    ("engine", "hw", "plan", "batch"),
+    [
+        ("vllm", "h100-sxm", {}, 512), ("vllm==0.9", "h100-sxm", {}, 512), ("vllm==0.6.3", "h100-sxm", {}, 256),
+        ("sglang", "h100-sxm", {}, 256), ("sglang", "h100-sxm", {"tp": 8}, 512), ("sglang", "rtx-4090", {}, 24),
+        ("sglang", "l40s", {"tp": 4}, 160), ("sglang", "b200-sxm", {}, 512), ("sglang==0.4.6", "h100-sxm", {}, 160),
+        ("sglang==0.3.5", "h100-sxm", {"tp": 8}, 160), ("sglang==0.3.5", "h100-sxm", {"dp": 8}, 96),
+        ("sglang==0.4.6", "h100-sxm", {"dp": 8}, 160), ("sglang==0.3.5", "rtx-4090", {}, 8),
+        ("tensorrt-llm", "b200-sxm", {"tp": 8}, 128), ("llama.cpp", "rtx-4090", {}, np.inf),
+        ("transformers", "h100-sxm", {}, 0), ("megakernel", "h100-sxm", {}, np.inf),
+    ],
+)  # fmt: skip
+def test_largest_batch_with_a_graph(engine, hw, plan, batch):
+    """vLLM: VllmConfig and V0 model_runner; SGLang: server_args by memory and ranks; TensorRT-LLM: CudaGraphConfig."""
+    assert deployment("deepseek-v2-lite", hw, engine=engine, **plan).decode_launch.most == batch
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"dp": 2}, {"pp": 2}])
+def test_a_batch_beyond_the_graphs_is_launched_kernel_by_kernel(plan):
+    """At the limit nothing changes; one sequence of a rank more, and the host sets the pace."""
+    run = deployment("deepseek-v2-lite", "h100-sxm", engine=with_graphs(engine_named("sglang"), 64), **plan)
+    most = 64.0 * run.plan.dp * run.plan.pp
+    whole = run.with_(engine=with_graphs(run.engine))
+    held, beyond = run.decode_step(np.array([most, most + run.plan.dp * run.plan.pp]), 500.0).total_s
+    assert held == float(whole.decode_step(most, 500.0).total_s)
+    assert beyond == pytest.approx(run.engine.step.launch_s * run.launched(decode(float(run.plan.dp), 1.0)))
+    assert beyond > float(whole.decode_step(most + 8.0, 500.0).total_s)
+    batch = np.array([1.0, 63.0, 64.0, 65.0, 300.0])
+    table = step_table(run).decode(batch * run.plan.pp, 500.0)
+    assert table == pytest.approx(run.decode_step(batch * run.plan.pp * run.plan.dp, 500.0).total_s, rel=0.06)
+    assert table[3] / table[2] == pytest.approx(beyond / held, rel=0.06)
+
+
+def test_a_busy_device_hides_the_launches_of_a_large_batch(small):
+    few = small.with_(engine=with_graphs(small.engine, 8))
+    assert float(few.decode_step(512.0, 8000.0).total_s) == float(small.decode_step(512.0, 8000.0).total_s)
+
+
+def test_parts_of_a_launched_step_add_up():
+    run = deployment("deepseek-v2-lite", "h100-sxm", engine=with_graphs(engine_named("sglang"), 1))
+    step = run.decode_step(4.0, 500.0)
+    assert sum(float(v) for v in step.parts_s.values()) == pytest.approx(float(step.total_s))
+
+
+def test_drafts_fill_the_graphs_of_an_engine_that_counts_tokens():
+    """vLLM captures tokens: three drafts and the token before them leave room for 128 sequences in 512."""
+    drafting = Speculation(eagle3(deployment("llama-3.1-8b", "h100-sxm").model), 3, 0.7)
+    for engine, most in (("vllm", 128), ("sglang", 256)):
+        run = deployment("llama-3.1-8b", "h100-sxm", engine=engine).with_(speculation=drafting)
+        assert run.decode_launch.most == most
+
+
+# sgl-project/sglang PR 1401 (September 2024, batch 1, 128 tokens cached): Llama-3-8B 9.28 (Triton) and 8.23 ms
+# (FlashInfer), DeepSeek-Coder-V2-Lite four times 6.22 ms without graphs.
+@pytest.mark.parametrize(("model", "measured"), [("llama-3-8b", (8.23e-3, 9.28e-3)), ("deepseek-v2-lite", (24.9e-3,))])
+def test_launches_of_a_decode_step_take_what_was_measured(model, measured):
+    """launch_s was fitted to prompts; of decodes it is within a third, and without the factors of prompt steps."""
+    run = deployment(model, "h100-sxm", engine="sglang")
+    eager = run.with_(engine=with_graphs(run.engine, 1)).decode_launch.eager_s
+    assert all(0.67 < eager / t < 1.45 for t in measured)
 
 
 # premAI-io/benchmarks README, 30 April 2024: A100 80 GB, batch 1, transformers. `launch_s` of the profile is from the

@@ -77,7 +77,13 @@ def relatives(accelerator: Accelerator) -> tuple[str, ...]:
 
 
 def calibrated(
-    accelerator: Accelerator, op: str, fmt: str, engine: str, default: Any, kernel: str | None = None
+    accelerator: Accelerator,
+    op: str,
+    fmt: str,
+    engine: str,
+    default: Any,
+    kernel: str | None = None,
+    measured_on: tuple[str, ...] = (),
 ) -> Calibrated:
     """The constants of kernel model `op` for operands of `fmt` under `engine`.
 
@@ -85,11 +91,12 @@ def calibrated(
     relative's, then a format alike, then `default`.
 
     Args:     default: an instance of the model's constants class, used where nothing was measured; kernel: only entries
-              of this kernel label, or None for any
+              of this kernel label, or None for any; measured_on: the only devices whose entries are of the kernels in
+              question, the first the nearest
     Returns:  Calibrated
     Errors:   SpecError where an entry has constants that the model does not know
     """
-    return choose(accelerator, op, fmt, default, lambda found: _entry(found, engine, kernel))
+    return choose(accelerator, op, fmt, default, lambda found: _entry(found, engine, kernel), measured_on)
 
 
 def choose(
@@ -98,9 +105,10 @@ def choose(
     fmt: str,
     default: Any,
     pick: Callable[[list[Achieved]], Achieved | None],
+    measured_on: tuple[str, ...] = (),
 ) -> Calibrated:
     """Constants of the entry that `pick` takes from the entries of one format: own, a relative's, a format alike's."""
-    for name, source in _places(accelerator, fmt):
+    for name, source in _places(accelerator, fmt, measured_on):
         entry = pick([e for e in source.achieved.get(op, ()) if e.format == name])
         if entry is not None:
             return _calibrated(entry, default, source, op, accelerator)
@@ -120,9 +128,13 @@ def candidates(accelerator: Accelerator, op: str, fmt: str, engine: str, default
     return [Calibrated(default, {}, "transferred", "", fmt, None)]
 
 
-def _places(accelerator: Accelerator, fmt: str) -> Iterator[tuple[str, Accelerator]]:
+def _places(
+    accelerator: Accelerator, fmt: str, measured_on: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Accelerator]]:
     """Where to look for entries, best first: (format, accelerator)."""
     sources = [accelerator, *(hardware(name) for name in relatives(accelerator))]
+    if measured_on:
+        sources = [s for s in sources if s.name in measured_on] or [hardware(name) for name in measured_on]
     for name in alike(fmt):
         for source in sources:
             yield name, source

@@ -13,7 +13,7 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError, UnsupportedError
 from roofline.forward import encoder_ops, gathered, step_ops
-from roofline.kernels.host import step_launches
+from roofline.kernels.host import DecodeLaunch, step_launches
 from roofline.kernels.times import OpTime
 from roofline.layers.attention.mla import PACKED_LATENT
 from roofline.machine import Machine, machine
@@ -23,7 +23,7 @@ from roofline.ops import Experts, Op
 from roofline.parallel import Plan
 from roofline.precision import Format, Precision, precision_named
 from roofline.pricing import executed, op_times
-from roofline.specs.engine import Engine, engine_named
+from roofline.specs.engine import Engine, engine_named, graph_limit
 from roofline.specs.hardware import Accelerator
 from roofline.specs.library import hardware
 from roofline.specs.model import Model
@@ -85,6 +85,19 @@ class Deployment:
         """Kernels that one rank launches in such a step where no graph holds them."""
         return step_launches(executed(self.ops(*groups), self.machine, self.plan))
 
+    @cached_property
+    def decode_launch(self) -> DecodeLaunch:
+        """What launching a decode step takes the host: nothing up to the largest batch that has a graph of its own."""
+        profile, plan = self.engine.step, self.plan
+        if profile.schedule == "megakernel":  # which is one launch
+            return DecodeLaunch()
+        most = float(graph_limit(profile, self.accelerator.usable_bytes, plan.tp, plan.dp))
+        if self.speculation is not None and profile.graph_tokens:  # graphs are made for tokens
+            most = min(most, profile.graph_tokens / self.speculation.verified)
+        never = most == np.inf or not profile.launch_s
+        eager_s = 0.0 if never else profile.launch_s * self.launched(decode(float(plan.dp), 1.0))
+        return DecodeLaunch(self.model.executed_layers * profile.piece_s, eager_s, most)
+
     def check(self) -> None:
         """Raise what a step raises where the model cannot be cut as the plan says or the device lacks a rate."""
         for op in self.ops(decode(1.0, 1.0)):
@@ -115,8 +128,15 @@ class Deployment:
 
         Over pp stages the batch runs as up to pp micro-batches, and a token comes out when its own has passed every
         stage: the pass takes the sum of the stages, or that of the slowest for every micro-batch where this is longer.
+        A step that no graph was captured for waits for the host.
         """
-        return self.pipelined(lambda micro: (self.decoding(micro, context),), batch, encoder_tokens)
+        step = self.pipelined(lambda micro: (self.decoding(micro, context),), batch, encoder_tokens)
+        profile, launch = self.engine.step, self.decode_launch
+        if launch.never and not profile.host_sequence_s:
+            return step
+        batch = np.asarray(batch, float) / self.plan.dp  # of a rank
+        more_s = profile.host_sequence_s * batch
+        return step.waiting(more_s, launch.seconds(batch / self.plan.pp) + profile.host_gap_s + more_s)
 
     def prefill_step(self, batch: Array, isl: Array, cached: Array = 0.0) -> StepTime:
         """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, until the last has passed.

@@ -34,7 +34,8 @@ class Machine:
         """The constants of kernel model `op`: see `calibrated`."""
         key = (op, fmt, kernel, type(default))
         if key not in self._found:
-            self._found[key] = calibrated(self.accelerator, op, fmt, self.stack, default, kernel)
+            elsewhere = self.engine.step.measured_on.get(op, ())
+            self._found[key] = calibrated(self.accelerator, op, fmt, self.stack, default, kernel, elsewhere)
         return self._found[key]
 
     def kernels(self, op: str, fmt: str, default: Any) -> list[Calibrated]:

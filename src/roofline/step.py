@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -45,6 +45,11 @@ class StepTime:
         parts = {n: sum(t.op.count * s[n] for t, s in zip(self.times, shares)) * self.scale for n in PARTS}
         parts["overhead"] = parts["overhead"] + self.host_gap_s * self.scale
         return parts
+
+    def waiting(self, more_s: Array, least_s: Array) -> StepTime:
+        """The same step where the host needs `more_s` more before the next one, and at least `least_s` in all."""
+        total = np.maximum(self.total_s + more_s, least_s)
+        return replace(self, total_s=total, host_gap_s=self.host_gap_s + (total - self.total_s) / self.scale)
 
     def busy_s(self, lane: str) -> Array:
         """Seconds of it in which compute, memory or network is busy, whether or not it sets the pace."""

@@ -181,7 +181,7 @@ def tensorrt_llm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     lines = [
         f"enable_attention_dp: {str(p.dp > 1).lower()}",
         f"enable_chunked_prefill: {str(d.engine.scheduler.chunked_prefill).lower()}",
-        "cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {seqs}",
+        "cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {min(seqs, d.decode_launch.most):.0f}",
         "kv_cache_config:", f"  free_gpu_memory_fraction: {d.engine.memory.utilisation:g}",
         f"  dtype: {kv_word(d, 'tensorrt-llm') or 'auto'}",
     ]  # fmt: skip

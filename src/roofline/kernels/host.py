@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
+from roofline.arrays import Array
 from roofline.ops import Op
 
 # Kernels that one execution of an op launches where they are not captured in a graph; every other kind launches one.
@@ -39,3 +41,31 @@ def step_launches(ops: Iterable[Op]) -> float:
     Source:   definition
     """
     return sum(float(np.max(op.count)) * launches(op) for op in ops)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    """What launching a decode step takes the host, by how many sequences of a rank are in it."""
+
+    held_s: float = 0.0  # where graphs hold it: none of its time, or that of the pieces between graphs
+    eager_s: float = 0.0  # where none does
+    most: float = np.inf  # sequences in the largest step that was captured
+
+    def seconds(self, batch: Array) -> Array:
+        """Least seconds of a step of `batch` sequences.
+
+        Formula:  t_held up to the largest captured batch, launches x t_launch beyond
+        Args:     batch [-] sequences of one rank
+        Returns:  [s]
+        Source:   engines replay a graph where one was captured for the batch and else run the model's code: vLLM
+                  CudagraphDispatcher, SGLang CudaGraphRunner.can_run
+
+        >>> [float(DecodeLaunch(0.0, 0.03, 160.0).seconds(b)) for b in (160.0, 161.0)]
+        [0.0, 0.03]
+        """
+        return np.where(batch > self.most, self.eager_s, self.held_s)
+
+    @property
+    def never(self) -> bool:
+        """Whether no step waits for it."""
+        return self.held_s == 0.0 and (self.eager_s == 0.0 or self.most == np.inf)

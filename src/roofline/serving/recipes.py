@@ -12,7 +12,7 @@ from datetime import date
 from typing import Any
 
 from roofline.errors import UnknownNameError
-from roofline.specs.engine import Engine
+from roofline.specs.engine import Engine, GraphLimit
 
 INFERENCEX = "SemiAnalysisAI/InferenceX launch scripts"
 TREES = f"{INFERENCEX}, trees of 2025-10-29 to 2026-04-20"
@@ -157,6 +157,21 @@ def configured(engine: Engine, run: Run) -> Engine:
     values = {knob: int(v) if v and float(v).is_integer() else v for knob, (v, _) in chosen.items()}
     sources = {knob: source for knob, (_, source) in chosen.items()}
     return with_scheduler(engine, values, sources)
+
+
+def with_graphs(engine: Engine, batch: int | None = None) -> Engine:
+    """The profile with graphs captured for decode steps of up to `batch` sequences of a rank; None: of any number.
+
+    Args:     engine; batch [-]
+    Returns:  `Engine`
+    Source:   --max-cudagraph-capture-size (vLLM), --cuda-graph-max-bs (SGLang), cuda_graph_config.max_batch_size
+              (TensorRT-LLM); scripts of benchmarks set it to the concurrency that they send (SemiAnalysisAI/InferenceX,
+              trees of 2025-10-29 to 2026-04-20)
+    """
+    limits = () if batch is None else (GraphLimit(batch=batch),)
+    sources = {**engine.step.sources, "graph_limits": "set by the caller"}
+    step = engine.step.model_copy(update={"cuda_graphs": True, "graph_limits": limits, "sources": sources})
+    return engine.model_copy(update={"step": step})
 
 
 def with_scheduler(engine: Engine, values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Engine:

@@ -13,6 +13,7 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import UnsupportedError
+from roofline.kernels.host import DecodeLaunch
 from roofline.kernels.times import OpTime
 from roofline.ops import NETWORK, Op
 from roofline.workload import Sequences
@@ -116,7 +117,7 @@ class StepTable:
     launch_s: float  # all kernels of a step launched one by one
     graph_tokens: float  # steps of at most so many tokens pay neither
     graph_batch: float  # decode batches are padded to multiples of this
-    decode_launch_s: float  # least time of a decode step: 0 where a graph holds its kernels
+    decode_launch: DecodeLaunch
     verified: float = 1.0  # tokens of a decoding sequence in a step
     drafts: DraftTable | None = None
 
@@ -156,11 +157,14 @@ class StepTable:
         """Seconds of a step of `batch` decodes over `context` cached tokens each, its graph made for `padding` more."""
         place = CONTEXTS.place(context)
         lanes = _sum(self.tokens(self.verified * batch + padding), self.fixed_at(batch, place))
-        return self.replayed(self.combined(lanes)) + self.drafting(batch, place)
+        return self.replayed(self.combined(lanes), batch) + self.drafting(batch, place)
 
-    def replayed(self, seconds: Array) -> Array:
-        """Seconds of a step without prompts: where no graph holds it, the host launches its kernels one by one."""
-        return np.maximum(seconds, self.decode_launch_s + self.host_gap_s) if self.decode_launch_s else seconds
+    def replayed(self, seconds: Array, batch: Array) -> Array:
+        """Seconds of a step of `batch` decodes alone: where no graph holds it, the host launches its kernels."""
+        if self.decode_launch.never:
+            return seconds
+        gap_s = self.host_gap_s + self.host_sequence_s * batch
+        return np.maximum(seconds, self.decode_launch.seconds(np.asarray(batch) / self.pipeline) + gap_s)
 
     def beside(self, batch: Array, context: Array, new: Array, past: Array, padding: Array = 0.0) -> Steps:
         """Steps in which prompts of `new` tokens over `past` run beside `batch` decodes (0: alone)."""
@@ -227,7 +231,7 @@ class Steps:
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
         tokens = self.table.tokens(self.table.verified * self.batch + self.padding)
-        return self.table.replayed(self.table.combined(_sum(tokens, self.fixed))) + self.drafting
+        return self.table.replayed(self.table.combined(_sum(tokens, self.fixed)), self.batch) + self.drafting
 
     def with_prompts_s(self, prompts: Array) -> Array:
         """Seconds of a step that `prompts` prompts join; a fraction is a chunk of a longer prompt, at its average cost.
@@ -283,7 +287,6 @@ def _tabulated(deployment: Deployment) -> StepTable:
 
     every = Sequences(t * dp, 1.0, 1.0, 0.0)
     one, prompt = Sequences(float(dp), 1.0, 1.0), Sequences(float(dp), 512.0, 0.0)
-    graphs = profile.cuda_graphs or profile.schedule == "megakernel"  # which is one launch
     counts = np.array([1.0, MANY])[:, None, None] * dp
     first, many = np.moveaxis(lanes("attention", Sequences(counts, p[:, None], past)), 1, 0)
     alone = lanes("head", Sequences(b * dp, 1.0, 1.0))
@@ -307,7 +310,7 @@ def _tabulated(deployment: Deployment) -> StepTable:
         deployment.launched(one, prompt) * float(profile.launch_s) * launch_factor(deployment),
         float(profile.graph_tokens),
         float(profile.graph_batch),
-        0.0 if graphs else profile.launch_s * deployment.launched(one),
+        deployment.decode_launch,
         verified,
         None if deployment.speculation is None else _drafts(deployment),
     )

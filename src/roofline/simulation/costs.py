@@ -115,6 +115,7 @@ def tabulate(
     eager_s: float = 0.0,
     launch_floor_s: float = 0.0,
     graph_tokens: int = 0,
+    graph_batch: float = np.inf,
 ) -> StepCosts:
     """`StepCosts` of a step model, from some 400 evaluations in a few vectorised calls.
 
@@ -123,7 +124,8 @@ def tabulate(
     Args:     step_s(decode_count, decode_context, prefill_new, prefill_past) -> s, arrays that broadcast, counts may be
               0; decode_context is the mean per sequence; max_batch [sequences];
               contexts, prompts: range that the load will visit [tokens], prompts of a whole step;
-              eager_s, launch_floor_s, graph_tokens: of the engine, on top of the step model
+              eager_s, launch_floor_s, graph_tokens: of the engine, on top of the step model; graph_batch: the largest
+              batch before a jump of the step model, exact there and one further
     Returns:  `StepCosts` with `max_error` and `median_error`, measured at points off the grid
     Assumes:  time is linear in context inside the range (an attention window bends it: narrow the range)
     Error:    its own fields, for each step model
@@ -134,7 +136,9 @@ def tabulate(
             f"tabulate: max_batch {max_batch}, contexts {contexts}, prompts {prompts}; allowed: a batch of 1 or more "
             "and increasing ranges of positive lengths"
         )
-    grid = np.unique(np.concatenate((np.arange(1, min(max_batch, 4) + 1), np.geomspace(1, max_batch, 24).round())))
+    edge = [e for e in (np.floor(graph_batch), np.floor(graph_batch) + 1.0) if 1 <= e <= max_batch]
+    every = (np.arange(1, min(max_batch, 4) + 1), np.geomspace(1, max_batch, 24).round(), edge)
+    grid = np.unique(np.concatenate(every))
     ends = np.array(contexts, float)
     decode = np.asarray(step_s(grid[:, None], ends, np.zeros(1), np.zeros(1)), float)
     kv = np.maximum(decode[:, 1] - decode[:, 0], 0.0) / (grid * (ends[1] - ends[0]))

@@ -114,7 +114,7 @@ def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler, lockstep: Lo
     return tabulate(
         step_s, scheduler.max_seqs, contexts=(low, max(high, 1.5 * low + 64)), prompts=(16.0, max(most, 64.0)),
         eager_s=float(table.layers_s), launch_floor_s=float(table.launch_s) if lockstep is None else 0.0,
-        graph_tokens=int(table.graph_tokens),
+        graph_tokens=int(table.graph_tokens), graph_batch=table.pipeline * table.decode_launch.most,
     )  # fmt: skip
 
 

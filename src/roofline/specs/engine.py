@@ -49,6 +49,23 @@ class Block(BaseModel):
         return self
 
 
+class GraphLimit(BaseModel):
+    """Sequences of the largest decode step that an engine captures, on some devices and layouts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    batch: Annotated[int, Field(strict=True, ge=1)]
+    memory_below: Bytes | None = Field(None, description="of devices with less visible memory; absent: of all")
+    ranks_below: Annotated[int, Field(strict=True, ge=1)] | None = Field(None, description="where tp x dp is less")
+    dp_from: Count = Field(0, description="where attention is data parallel over so many ranks or more")
+
+    def holds(self, memory_bytes: float, tp: int, dp: int) -> bool:
+        """Whether it speaks of a device with so much visible memory under that layout."""
+        small = self.memory_below is None or memory_bytes < self.memory_below
+        few = self.ranks_below is None or tp * dp < self.ranks_below
+        return small and few and dp >= self.dp_from
+
+
 class MemoryProfile(Block):
     """What an engine does with a device's memory: limits, what it keeps beside weights and cache, how it pages.
 
@@ -128,17 +145,27 @@ class StepProfile(Block):
         description="row-parallel products and an all-reduce, or columns everywhere, gathered through host memory",
     )
     cuda_graphs: bool = Field(True, description="decode steps are replayed graphs: no launch gap between kernels")
+    graph_limits: tuple[GraphLimit, ...] = Field(
+        (), description="up to which batch, the first that fits: larger steps are launched kernel by kernel"
+    )
+    piece_s: Seconds | Literal[0] = Field(
+        0, description="least time of a layer where the host launches its attention between two graphs; 0: one graph"
+    )
     small_kernel_s: Seconds | Literal[0] = Field(0, description="fixed time of a small kernel (norm, rope, ...)")
     fused: tuple[str, ...] = Field((), description="Elementwise ops that do not run on their own")
     fused_tp: tuple[str, ...] = Field((), description="the same where tp > 1: fused into the all-reduce")
     beside: tuple[str, ...] = Field((), description="ops on a second stream: only their memory traffic is paid")
     fused_quantisers: tuple[str, ...] = Field((), description="formats whose activations the op before quantises")
+    measured_on: dict[str, tuple[str, ...]] = Field(
+        {}, description="kernel model -> devices on which these kernels were measured, where others run other ones"
+    )
     host_gap_s: Seconds | Literal[0] = Field(0, description="time between steps in which the device waits for the host")
     host_sequence_s: Seconds | Literal[0] = Field(0, description="the same, more of it for each decoding sequence")
     mixed_layer_s: Seconds | Literal[0] = Field(0, description="per layer of a step with prompt tokens: no graph")
     launch_s: Seconds | Literal[0] = Field(0, description="least time per kernel of such a step: launched one by one")
     launch_factors: dict[str, Factor] = Field(
-        {}, description="launch_s is longer by these with a kind of attention in the model or on an architecture"
+        {}, description="launch_s is longer by these with a kind of attention in the model or on an architecture: of "
+        "steps with prompt tokens, whose kernels are prepared for as well"
     )
     graph_batch: Count = Field(1, description="decode batches are padded to multiples of this, as graphs are captured")
     graph_tokens: Count = Field(0, description="prompt steps of at most so many tokens run in a graph all the same")
@@ -195,6 +222,17 @@ class Engine(BaseModel):
 
     def __repr__(self) -> str:
         return f"<Engine {self.name}{f' {self.version}' if self.version else ''}: {self.title}>"
+
+
+def graph_limit(profile: StepProfile, memory_bytes: float, tp: int = 1, dp: int = 1) -> float:
+    """Sequences of the largest decode step of a rank that the engine captures: inf for any, 0 where it captures none.
+
+    >>> graph_limit(engine_named("sglang").step, 79 * 2**30, tp=8), graph_limit(engine_named("ideal").step, 1e9)
+    (512.0, inf)
+    """
+    if not profile.cuda_graphs:
+        return 0.0
+    return next((float(g.batch) for g in profile.graph_limits if g.holds(memory_bytes, tp, dp)), float("inf"))
 
 
 def engine_names() -> list[str]:

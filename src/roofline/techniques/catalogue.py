@@ -17,7 +17,7 @@ from roofline.planner.layouts import plans
 from roofline.precision import precision_named
 from roofline.serving.disaggregated import Pools, pooled_state
 from roofline.serving.prefix import fresh_warm_gain
-from roofline.serving.recipes import with_scheduler
+from roofline.serving.recipes import with_graphs, with_scheduler
 from roofline.serving.tiers import fetch_s
 from roofline.specs.engine import Engine
 from roofline.specs.library import hardware
@@ -260,9 +260,13 @@ def _speculated(d: Deployment, scene: Scene, usd: float, known: Assumed, drafter
 def launches(d: Deployment, scene: Scene, usd: float, known: Assumed) -> Iterator[WhatIf]:
     """Fewer gaps between kernels: captured graphs, overlap of the network, one kernel for the whole pass."""
     step = d.engine.step
-    if not step.cuda_graphs and step.schedule != "megakernel":
-        yield _of("launches", "CUDA graphs", (Cut.WAITING,), lambda: d.with_(engine=_step(d.engine, cuda_graphs=True)),
-                  scene, usd)  # fmt: skip
+    host = d.decode_launch
+    if not host.never and running(d, scene) / d.plan.dp > host.most:
+        yield _of("launches", f"CUDA graphs beyond {host.most:g} sequences" if host.most else "CUDA graphs",
+                  (Cut.WAITING,), lambda: d.with_(engine=with_graphs(d.engine)), scene, usd)  # fmt: skip
+    if host.held_s:
+        yield _of("launches", "CUDA graphs of whole steps", (Cut.WAITING,),
+                  lambda: d.with_(engine=_step(d.engine, piece_s=0)), scene, usd)  # fmt: skip
     if step.schedule == "serial" and d.plan.tp * d.plan.dp > 1:
         yield _of("launches", "collectives overlapped with kernels", (Cut.WAITING,),
                   lambda: d.with_(engine=_step(d.engine, schedule="overlapped")), scene, usd,

@@ -24,7 +24,7 @@ from roofline.serving.bands import tpot_band, ttft_band
 from roofline.serving.capacity import kv_sequences
 from roofline.serving.lengths import uniform
 from roofline.serving.load import KNOBS
-from roofline.serving.recipes import Run, configured, warm
+from roofline.serving.recipes import Run, configured, warm, with_graphs
 from roofline.serving.steady import steady_state
 from roofline.specs.engine import Engine, engine_named, release
 from roofline.specs.hardware import Accelerator
@@ -136,7 +136,7 @@ def deployment_of(row: Mapping[str, Any], models_dir, plan: Plan) -> tuple[Deplo
     name = str(row["model"])
     texts = {k: "" if _absent(row.get(k)) else str(row[k]) for k in ("hf_config", "kv_cache_dtype", "backend_version")}
     version = texts["backend_version"] if release(texts["backend_version"]) else None
-    profile = engine_named(str(row["backend"]), version=version).model_copy(update={"version": None})
+    profile = with_graphs(engine_named(str(row["backend"]), version=version)).model_copy(update={"version": None})
     text = profile.model_dump_json()  # versions whose profiles agree share a deployment and its tables
     _PROFILES.setdefault(text, profile)
     folder = None if models_dir is None else str(models_dir)
