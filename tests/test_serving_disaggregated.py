@@ -8,6 +8,7 @@ from roofline.errors import InputError
 from roofline.serving.disaggregated import Pools, kv_transfer_s, pooled_state
 from roofline.serving.lengths import uniform
 from roofline.serving.steady import steady_state
+from roofline.simulation import Link, closed_loop, deployed, poisson, simulate
 from roofline.validation.disaggregated import slots_of
 
 
@@ -86,3 +87,58 @@ def test_pools_may_differ_in_hardware(llama):
     base, other = (pooled_state(Pools(llama, d), isl=1000.0, osl=500.0, concurrency=8.0) for d in (llama, faster))
     assert other.tpot_s < base.tpot_s
     assert Pools(llama, faster, 2, 3).gpus == 20
+
+
+POOLED = [
+    ("llama-3.1-70b", 4, "vllm", 2000, 500, 3, 2),  # two or three prompts in a step
+    ("llama-3.1-8b", 1, "sglang", 1000, 300, 1, 1),  # many
+    ("llama-3.1-8b", 1, "tensorrt-llm", 8000, 100, 4, 1),  # one, half of the requests in the decode batch's spread
+]
+
+
+def simulated(where, trace, prefills, decodes):
+    """The same pools in the event simulator."""
+    pools = Pools(where, where)
+    tokens = float(trace.isl.mean())
+    each = float(where.model.kv_bytes_per_sequence(tokens, where.plan, where.precision)) / tokens
+    link = Link(each, each * tokens / float(kv_transfer_s(pools, tokens)))
+    return simulate(trace, deployed(where, trace, prefills), decode=deployed(where, trace, decodes), link=link)
+
+
+@pytest.mark.parametrize("model, tp, engine, isl, osl, prefills, decodes", POOLED)
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
+def test_pools_agree_with_the_simulator(model, tp, engine, isl, osl, prefills, decodes, load):
+    """Poisson arrivals at a share of what the pools carry: means, and the 90th percentiles a planner goes by."""
+    where = deployment(model, "h100-sxm", tp=tp, engine=engine)
+    pools, ask = Pools(where, where, prefills, decodes), {"isl": float(isl), "osl": float(osl)}
+    rate = load * float(pooled_state(pools, **ask, rate_per_s=1e9).requests_per_s)
+    state = pooled_state(pools, **ask, rate_per_s=rate)
+    found = simulated(where, poisson(rate, 8000, isl, osl, seed=1), prefills, decodes)
+    settled = slice(1000, 7500)
+    ttft_s, tpot_s, e2e_s = (x[settled] for x in (found.ttft_s, found.tpot_s, found.e2e_s))
+    assert float(state.tpot_s) == pytest.approx(tpot_s.mean(), rel=0.06)
+    assert float(state.e2e_s) == pytest.approx(e2e_s.mean(), rel=0.05)
+    assert float(state.ttft_s) == pytest.approx(ttft_s.mean(), rel=0.12)
+    assert float(state.tpot.at(0.9)) == pytest.approx(np.percentile(tpot_s, 90), rel=0.1)
+    assert float(state.ttft.at(0.9)) == pytest.approx(np.percentile(ttft_s, 90), rel=0.2)
+
+
+@pytest.mark.parametrize("clients", [8, 64, 256, 800])
+def test_pools_of_a_closed_loop_agree_with_the_simulator(llama, clients):
+    """Clients that started together stay clumped, which the form leaves out: its first tokens are early."""
+    state = pooled_state(
+        Pools(llama, llama, 3, 2), isl=uniform(2000.0, 0.8), osl=uniform(500.0, 0.8), concurrency=float(clients),
+        burst_share=0.1,
+    )  # fmt: skip
+    found = simulated(llama, closed_loop(clients, 2000, 500, seed=1), 3, 2)
+    assert float(state.tpot_s) == pytest.approx(np.nanmean(found.tpot_s), rel=0.03)
+    assert float(state.e2e_s) == pytest.approx(np.mean(found.e2e_s), rel=0.03)
+    assert float(state.ttft_s) == pytest.approx(np.mean(found.ttft_s), rel=0.2)
+
+
+def test_bursts_lengthen_the_first_tokens_of_pools(llama):
+    calm, bursty = (
+        pooled_state(Pools(llama, llama), isl=2000.0, osl=300.0, rate_per_s=4.0, arrivals_cv2=cv2) for cv2 in (1.0, 4.0)
+    )
+    assert bursty.ttft_s > 1.2 * calm.ttft_s and bursty.tpot_s == calm.tpot_s
+    assert bursty.ttft.at(0.99) > bursty.ttft.at(0.9) > bursty.ttft.at(0.5) > bursty.prefill_s

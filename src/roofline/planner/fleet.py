@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roofline.planner.demand import Slo, Traffic
-from roofline.planner.offers import Offer, handover_s
+from roofline.planner.offers import Offer, after_prefill_s
 from roofline.serving.disaggregated import hand_over_obstacle
 from roofline.serving.queueing import gamma_quantile
 
@@ -154,7 +154,7 @@ def pooled(
         for p in prefills:
             if hand_over_obstacle(p.deployment, d.deployment, cross_vendor) is not None:
                 continue
-            extra = handover_s(p, d, traffic) * slower[0] + tpot[0]
+            extra = after_prefill_s(p, d, traffic) * slower[0]
             ttft = p.latency("ttft_s", ttft_share) * slower[0] + extra
             good_p = np.logical_and.accumulate(ttft <= (slo.ttft_s or np.inf))
             if not good_p.any():

@@ -11,7 +11,7 @@ from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.planner.demand import LATENCIES, Slo, Traffic, at_share, keeps_all
 from roofline.serving.bands import POOLS_TPOT, POOLS_TTFT, tpot_band, ttft_band
-from roofline.serving.disaggregated import Pools, kv_transfer_s, pooled_state
+from roofline.serving.disaggregated import Pools, PoolState, kv_transfer_s, pooled_state, prefill_pool, seating_s
 from roofline.serving.queueing import Spread
 from roofline.serving.steady import SteadyState, steady_state
 
@@ -124,43 +124,40 @@ def replica_state(deployment: Deployment, traffic: Traffic, rate_per_s: float) -
 MANY = 1000  # workers of the other pool, so that it never limits the one that is looked at
 
 
+def pools_state(pools: Pools, traffic: Traffic, rate_per_s: Array) -> PoolState:
+    """The state of two pools under the traffic, or another rate of it."""
+    return pooled_state(
+        pools, isl=traffic.isl, osl=traffic.osl, rate_per_s=rate_per_s, cached=traffic.cached,
+        arrivals_cv2=traffic.arrivals_cv2,
+    )  # fmt: skip
+
+
 def prefill_offer(deployment: Deployment, usd_per_h: float, traffic: Traffic) -> Offer:
-    """What one worker of a prefill pool offers: time to first token but for the transfer of the KV."""
-    pools = Pools(deployment, deployment, 1, MANY)
-
-    def ttft(rate: Array):
-        state = pooled_state(pools, isl=traffic.isl, osl=traffic.osl, rate_per_s=rate, cached=traffic.cached)
-        return state, state.ttft_s - state.transfer_s
-
-    full, _ = ttft(1e12)
-    most = float(full.requests_per_s / full.prefill_utilisation)
-    rates = FRACTIONS * most
-    _, mean = ttft(rates)
-    calm = float(np.asarray(mean)[0])
-    wait = np.maximum(mean - calm, 0.0)
-    spread = Spread(calm, wait, wait)
-    return Offer(deployment, usd_per_h, rates, {"ttft_s": spread}, most, "prefill", (POOLS_TTFT, POOLS_TPOT))
+    """What one worker of a prefill pool offers: time to first token but for what follows the prefill."""
+    pool = prefill_pool(Pools(deployment, deployment), traffic.isl, traffic.cached, traffic.arrivals_cv2)
+    rates = FRACTIONS * float(pool.rate)
+    wait = pool.wait_s(rates)
+    spread = Spread(pool.ready_s + 0.0 * wait, wait, wait)
+    return Offer(
+        deployment, usd_per_h, rates, {"ttft_s": spread}, float(pool.rate), "prefill", (POOLS_TTFT, POOLS_TPOT)
+    )
 
 
 def decode_offer(deployment: Deployment, usd_per_h: float, traffic: Traffic) -> Offer:
     """What one worker of a decode pool offers: time per output token."""
     pools = Pools(deployment, deployment, MANY, 1)
-
-    def state_at(rate: Array):
-        return pooled_state(pools, isl=traffic.isl, osl=traffic.osl, rate_per_s=rate, cached=traffic.cached)
-
-    most = float(state_at(1e12).requests_per_s)
+    most = float(pools_state(pools, traffic, 1e12).requests_per_s)
     rates = FRACTIONS * most
-    state = state_at(rates)
-    tpot = np.asarray(state.tpot_s, float)
-    low = np.minimum(tpot, tpot[0])
-    spread = Spread(low, tpot - low, 0.3 * (tpot - low))
-    return Offer(deployment, usd_per_h, rates, {"tpot_s": spread}, most, "decode", (POOLS_TTFT, POOLS_TPOT))
+    spreads = {"tpot_s": pools_state(pools, traffic, rates).tpot}
+    return Offer(deployment, usd_per_h, rates, spreads, most, "decode", (POOLS_TTFT, POOLS_TPOT))
 
 
-def handover_s(prefill: Offer, decode: Offer, traffic: Traffic) -> float:
-    """Seconds in which the KV of a mean prompt crosses from one worker to the other."""
-    return float(kv_transfer_s(Pools(prefill.deployment, decode.deployment), float(traffic.isl.mean)))
+def after_prefill_s(prefill: Offer, decode: Offer, traffic: Traffic) -> float:
+    """Seconds from the end of a mean prompt to its first token: the KV crosses, and an almost idle worker seats it."""
+    crossing = kv_transfer_s(Pools(prefill.deployment, decode.deployment), float(traffic.isl.mean))
+    return float(crossing + seating_s(decode.deployment, decode.latency("tpot_s", None)[0]))
 
 
-__all__ = ["LATENCIES", "Offer", "decode_offer", "handover_s", "offer", "prefill_offer", "replica_state"]
+__all__ = [
+    "LATENCIES", "Offer", "after_prefill_s", "decode_offer", "offer", "pools_state", "prefill_offer", "replica_state",
+]  # fmt: skip

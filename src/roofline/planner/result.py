@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roofline.economics import joules_per_token, usd_per_month, usd_per_mtok, usd_per_mtok_split
-from roofline.planner.demand import Slo, Traffic
+from roofline.planner.demand import Slo, Traffic, at_share
 from roofline.planner.fleet import Fleet
 from roofline.planner.layouts import Rejection
-from roofline.planner.offers import replica_state
+from roofline.planner.offers import pools_state, replica_state
 from roofline.plotted import Plotted
-from roofline.serving.disaggregated import Pools, PoolState, pooled_state
+from roofline.serving.disaggregated import Pools, PoolState
 from roofline.serving.steady import SteadyState
 
 if TYPE_CHECKING:
@@ -73,21 +73,16 @@ class Recommendation(Plotted, figures=("cost",)):
     def pool_state(self) -> PoolState:
         """Both pools under the load (of whole replicas: see `states`)."""
         (p, n_p), (d, n_d) = self.fleet.members
-        t = self.traffic
-        return pooled_state(
-            Pools(p.deployment, d.deployment, n_p, n_d), isl=t.isl, osl=t.osl, rate_per_s=t.rate_per_s, cached=t.cached
-        )
+        return pools_state(Pools(p.deployment, d.deployment, n_p, n_d), self.traffic, self.traffic.rate_per_s)
 
     @cached_property
     def latencies(self) -> dict[str, float]:
         """Each latency at the percentile of the objective, of the slowest kind of replica, all replicas up [s]."""
-        if self.fleet.disaggregated:
-            return {name: float(getattr(self.pool_state, name)) for name in ("ttft_s", "tpot_s", "e2e_s")}
+        states = (self.pool_state,) if self.fleet.disaggregated else self.states
         out = {}
         for name in ("ttft_s", "tpot_s", "e2e_s"):
-            share = self.slo.share_of(name)
-            spreads = [getattr(s, name[:-2]) for s in self.states]
-            out[name] = max(float(s.mean if share is None else s.at(share)) for s in spreads)
+            spreads = [getattr(s, name[:-2]) for s in states]
+            out[name] = max(float(at_share(x, self.slo.share_of(name))) for x in spreads)
         return out
 
     @property
@@ -172,6 +167,11 @@ class Recommendation(Plotted, figures=("cost",)):
             out.append(replace(e, price_source=self.price_sources[o.deployment.accelerator.name]))
         return out
 
+    @cached_property
+    def evidence(self) -> dict[str, str]:
+        """Device -> what the times of its kernels rest on: measured, transferred or datasheet, see `EVIDENCE`."""
+        return {e.deployment.accelerator.name: e.evidence for e in self.estimates()}
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
         return {
@@ -188,6 +188,7 @@ class Recommendation(Plotted, figures=("cost",)):
             "joules_per_token": self.joules_per_token,
             "utilisation": self.utilisation,
             "latencies": self.latencies,
+            "evidence": self.evidence,
             "binding": self.binding,
             "runner_up": None if self.runner_up is None else fleet_dict(self.runner_up),
             "pessimistic": None if self.pessimistic is None else fleet_dict(self.pessimistic),

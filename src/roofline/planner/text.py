@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from roofline.explain import EVIDENCE
 from roofline.units import format as quantity
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def answers(r: Recommendation) -> list[tuple[str, str, str]]:
         rows.append(("limits", ", ".join(f"{k} costs {v:,.2f} USD/h" for k, v in r.cost_of.items()), ""))
     rows.append(("runner-up", _short(r.runner_up) if r.runner_up else "none", ""))
     rows.append(("error", _pessimistic(r), ""))
+    rows.append(("evidence", "; ".join(f"{name}: {EVIDENCE[kind]}" for name, kind in r.evidence.items()), ""))
     if r.joules_per_token is not None:
         told = f"{r.joules_per_token:.3g} J per output token with every device at rated power: an upper bound"
         rows.insert(1, ("energy", told, ""))
@@ -92,8 +94,7 @@ def count(n: int, what: str) -> str:
 
 def _latency(r: Recommendation, name: str) -> str:
     value = quantity(r.latencies[name], "s", digits=3)
-    what = f"{name[:-2].upper()} mean" if r.fleet.disaggregated else r.slo.name_of(name)
-    return f"{what} {value}"
+    return f"{r.slo.name_of(name)} {value}"
 
 
 def _short(fleet: Fleet) -> str:

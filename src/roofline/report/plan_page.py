@@ -170,10 +170,8 @@ def cards(r: Recommendation) -> list[tuple[str, str, str]]:
     ]
     for name in ("ttft_s", "tpot_s"):
         limit = r.slo.limits.get(name)
-        asked_for = r.slo.name_of(name)
-        what = f"{name[:-2].upper()} mean" if r.fleet.disaggregated else asked_for
-        at = "" if what == asked_for else f" at {asked_for.split()[-1]}"
-        found.append((what, seconds(r.latencies[name]), "no limit" if limit is None else f"limit {seconds(limit)}{at}"))
+        told = "no limit" if limit is None else f"limit {seconds(limit)}"
+        found.append((r.slo.name_of(name), seconds(r.latencies[name]), told))
     blended = f"{number(r.usd_per_mtok_blended)} over input and output"
     return [*found, ("USD per Mtok of output", number(r.usd_per_mtok_output), blended)]
 

@@ -10,6 +10,8 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.kernels.routing import normal_quantile as upper_quantile
 
+NEWTON = 6  # rounds to the mean length of a service; from below they rise to it
+
 
 def normal_quantile(q: Array) -> Array:
     """The value below which a share `q` of a standard normal variable lies.
@@ -61,6 +63,43 @@ def queue_wait(
     with np.errstate(divide="ignore"):
         wait = (arrivals_cv2 + service_cv2) / 2.0 * busy / (servers * np.maximum(1.0 - rho, 0.0)) * service_s
     return np.where(rho < 1.0, wait, np.inf)[()]
+
+
+def batch_service(
+    rate: Array, fixed_s: Array, each_s: Array, most: Array, arrivals_cv2: Array = 1.0, service_cv2: Array = 0.0
+) -> Array:
+    """Mean time from arrival to the end of service where a server takes all who wait, up to `most`, at a time.
+
+    Formula:  a service of N takes T = a + b N; those who come meanwhile are the next N, or else the next one alone:
+                E T = (a + b p0)/(1 - lam b),  p0 = ca2 exp(-y) + (1 - ca2) max(1 - y, 0),  y = lam E T
+                E N = y + p0,  E T^2 = (a^2 + 2 a b E N + b^2 (ca2 y + p0 + cs2 E N))/(1 - (lam b)^2)
+                E N^2 = ca2 y + lam^2 E T^2 + p0
+              (1 - p0/E N) E T^2/(2 E T) + a + b K, K = E N^2/E N; of K beyond `most`, half is served before
+              at least a + b + `queue_wait` of single services of a/most + b, which is exact for most = 1
+    Args:     rate lam [1/s], fixed_s a, each_s b [s], most [-], arrivals_cv2 ca2, service_cv2 cs2 [-] of b
+    Returns:  [s]; inf where lam (a/most + b) reaches 1
+    Assumes:  p0 at the mean service; numbers of arrivals vary in proportion to ca2
+    Error:    against the event simulator: tests/test_serving_disaggregated.py
+    Source:   derivation: moments of successive services; after Bailey 1954 for an unlimited batch
+
+    >>> float(batch_service(1e-9, 0.2, 0.1, 8.0)), float(batch_service(0.5, 0.0, 1.0, 1.0))
+    (0.3, 1.5)
+    """
+    a, b, lam = fixed_s, each_s, rate
+    load, x = lam * (a / most + b), np.minimum(lam * b, 1.0 - 1e-9)
+    mean = 0.0 * (load + x)
+    for _ in range(NEWTON):
+        y = lam * mean
+        none = arrivals_cv2 * np.exp(-y) + (1.0 - arrivals_cv2) * np.maximum(1.0 - y, 0.0)
+        fewer = arrivals_cv2 * np.exp(-y) + (1.0 - arrivals_cv2) * (y < 1.0)
+        mean = mean + (a + b * none - mean * (1.0 - x)) / (1.0 - x + x * fewer)
+    y, each = lam * mean, lam * mean + none
+    square = (a * a + 2.0 * a * b * each + b * b * (arrivals_cv2 * y + none + service_cv2 * each)) / (1.0 - x * x)
+    company = (arrivals_cv2 * y + lam * lam * square + none) / each
+    served = np.minimum(company, most) + np.maximum(company - most, 0.0) / 2.0
+    gathered = (1.0 - none / each) * square / (2.0 * mean) + a + b * served
+    single = a + b + queue_wait(load, a / most + b, 1.0, arrivals_cv2, service_cv2)
+    return np.maximum(gathered, single)
 
 
 def full_share(free: Array, utilisation: Array, arrivals_cv2: Array = 1.0) -> Array:
@@ -147,6 +186,22 @@ class Spread:
             parts.append(last(self.prompt_s) - np.log1p(-POINTS) * last(self.late_s))
             weights.append(late)
         return parts, weights
+
+
+def end_to_end(ttft: Spread, tpot: Spread, osl: Array, osl_cv: Array = 0.0) -> Spread:
+    """The time to the last token: the first one and the gaps after it.
+
+    Formula:  TTFT + (O - 1) TPOT; sd^2 = (cv (O - 1) TPOT)^2 + ((O - 1) sd TPOT)^2 + (sd TTFT)^2
+    Args:     ttft, tpot [s]; osl O [tokens], osl_cv [-]: mean and variation of the output lengths
+    Returns:  [s]
+    Assumes:  the first token, the pace and the length are independent; half of the gaps is the floor
+    Source:   variances of sums
+    """
+    gaps = np.maximum(osl - 1.0, 0.0)
+    decoding = gaps * tpot.mean
+    sd = np.sqrt((decoding * osl_cv) ** 2 + (gaps * tpot.sd_s) ** 2 + ttft.sd_s**2)
+    rest = ttft.prompt_s + 0.5 * decoding
+    return Spread(0.5 * decoding, rest, sd, late_share=ttft.late_share, late_s=ttft.late_s)
 
 
 POINTS = (np.arange(99) + 0.5) / 99.0  # of a distribution that is mixed with another

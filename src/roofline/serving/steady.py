@@ -18,7 +18,7 @@ from roofline.errors import InputError, check_numbers
 from roofline.serving.capacity import evicted, held_tokens, kv_sequences, outgrown
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
-from roofline.serving.queueing import Spread, full_share, queue_wait
+from roofline.serving.queueing import Spread, end_to_end, full_share, queue_wait
 from roofline.serving.rhythm import (
     CALM,
     Rhythm,
@@ -193,7 +193,9 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     ttft = Spread(floor, rest + seats, sd, burst_share, earliest + seats, 2.0 * burst - earliest + seats)
     tpot = Spread(0.0, tpot_s, TPOT_CV * tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
     return SteadyState(
-        *_end_to_end(site, ttft, tpot),
+        ttft,
+        tpot,
+        end_to_end(ttft, tpot, site.outputs.mean, site.outputs.cv),
         batch=load.batch * dp,
         concurrency=concurrency,
         utilisation=np.where(wanted > site.cap, 1.0, load.batch / site.cap),
@@ -230,11 +232,13 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     # as many prompts as there are companions come while a request stays, and more come where there are more companions
     prompts_s = np.sqrt(np.maximum(arrivals_cv2, 0.1) * wanted) * extra_s / osl
     tpot = Spread(0.0, here * (1.0 + more / wanted), np.hypot(slope * sd, prompts_s))
-    ends = _end_to_end(site, ttft, tpot)
+    e2e = end_to_end(ttft, tpot, osl, site.outputs.cv)
     return SteadyState(
-        *ends,
+        ttft,
+        tpot,
+        e2e,
         batch=load.batch * dp,
-        concurrency=np.minimum(rate, fastest * dp) * ends[2].mean,
+        concurrency=np.minimum(rate, fastest * dp) * e2e.mean,
         utilisation=utilisation,
         osl=osl,
         kv_occupancy=load.batch / site.cap,
@@ -373,12 +377,3 @@ def _floor(beat: Rhythm, steady: Array) -> tuple[Array, Array]:
 def _spread(beat: Rhythm, rest: Array) -> Array:
     """Standard deviation of the rest: a uniform residual of a step, and what company adds."""
     return np.sqrt((beat.step_s**2) / 12.0 + np.maximum(rest - beat.decode_s, 0.0) ** 2)
-
-
-def _end_to_end(site: Site, ttft: Spread, tpot: Spread) -> tuple[Spread, Spread, Spread]:
-    """TTFT, TPOT, and the time to the last token: the first and the gaps after it, both spreads independent."""
-    gaps = np.maximum(site.outputs.mean - 1.0, 0.0)
-    decoding = gaps * tpot.mean
-    sd = np.sqrt((decoding * site.outputs.cv) ** 2 + (gaps * tpot.sd_s) ** 2 + ttft.sd_s**2)
-    rest = ttft.prompt_s + 0.5 * decoding
-    return ttft, tpot, Spread(0.5 * decoding, rest, sd, late_share=ttft.late_share, late_s=ttft.late_s)
