@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from roofline.comparison import Measured, compare, compare_log, read_log, read_results
+from roofline.cli.compare import compare_command
+from roofline.comparison import Measured, compare, compare_log, read_log, read_results, transferred
 from roofline.deployment import deployment
 from roofline.errors import InputError
 from roofline.serving.steady import steady_state
@@ -158,3 +161,60 @@ def test_missing_files(tmp_path, where):
         read_results(tmp_path / "none.json")
     with pytest.raises(InputError, match="no line of a vLLM start-up log"):
         compare_log(where, written(tmp_path, "x.log", "hello"))
+
+
+# From one measured step to another deployment.
+
+
+def steps(engine, model="qwen3-30b-a3b", hw="h100-sxm"):
+    return [deployment(model, hw, tp=n, engine=engine) for n in (1, 2)]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm==0.10.2", "sglang==0.3.5", "transformers"])
+def test_a_measurement_is_met_where_it_was_made(engine):
+    one, two = steps(engine)
+    context = 1000.0
+    for factor in (0.7, 1.0, 1.2, 3.0):
+        measured = factor * float(one.decode_step(4.0, context).total_s)
+        assert float(transferred(measured, one, one, 4.0, context).seconds) == pytest.approx(measured)
+    plain = transferred(float(one.decode_step(4.0, context).total_s), one, two, 4.0, context)
+    assert float(plain.seconds) == pytest.approx(float(plain.plain_s))
+    assert (float(plain.device), float(plain.host)) == pytest.approx((1.0, 1.0))
+
+
+def test_a_slow_host_is_as_slow_with_two_devices():
+    """A step that waits for launches has them all on every rank; one that waits for the device has half of it."""
+    one, two = steps("vllm==0.10.2")
+    found = transferred(0.016, one, two, 1.0, 1000.0)
+    assert float(found.seconds) == pytest.approx(0.016) and float(found.device) == 1.0 and float(found.host) > 1.5
+    one, two = steps("vllm")
+    found = transferred(0.016, one, two, 1.0, 1000.0)
+    ratio = float(two.decode_step(1.0, 1000.0).total_s / one.decode_step(1.0, 1000.0).total_s)
+    assert float(found.seconds) == pytest.approx(0.016 * ratio) and float(found.host) == 1.0
+
+
+def test_a_longer_measurement_never_lets_expect_a_shorter_step():
+    one, two = steps("vllm==0.10.2", "gpt-oss-20b", "a100-sxm")
+    measured = np.geomspace(1e-3, 0.1, 200)
+    found = transferred(measured, one, two, 1.0, 1000.0).seconds
+    assert np.all(np.diff(found) >= -1e-12)
+    alone = [float(transferred(m, one, two, 1.0, 1000.0).seconds) for m in measured]
+    assert found == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_comparison_says_what_another_layout_would_do(tmp_path, where):
+    two = deployment("llama-3.1-8b", "h100-sxm", tp=2)
+    found = compare(where, written(tmp_path, "a.json", VLLM), then=two)
+    state = steady_state(two, isl=1000.0, osl=250.0, concurrency=32.0, burst_share=0.1)
+    assert len(found.notes) == 1 and f"{float(state.tpot_s) * 1e3:.4g} without" in found.notes[0]
+    assert "TP2" in found.notes[0] and compare(where, written(tmp_path, "b.json", VLLM)).notes == ()
+
+
+def test_then_names_a_part_of_a_deployment(tmp_path):
+    path = str(written(tmp_path, "a.json", VLLM))
+    said = {}
+    for text in ("tp=2", "tp=x", "tp", "gpu=2"):
+        found = CliRunner().invoke(compare_command, ["llama-3.1-8b", path, "--hw", "h100-sxm", "--then", text])
+        said[text] = found.output + str(found.exception or "")
+    assert "would take" in said["tp=2"] and "not a whole number" in said["tp=x"]
+    assert "NAME=VALUE" in said["tp"] and "part of a deployment" in said["gpu=2"]

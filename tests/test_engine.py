@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roofline.errors import SpecError, UnknownNameError
-from roofline.specs.engine import MemoryProfile, engine_named, engine_names, release
+from roofline.specs.engine import GraphLimit, MemoryProfile, engine_named, engine_names, graph_limit, release
 
 MIB, GIB = 2.0**20, 2.0**30
 
@@ -43,6 +43,28 @@ def test_versions_change_the_sampler_rate():
     assert engine_named("vllm==0.16.0").memory.logit_bytes == engine_named("vLLM 0.11.x").memory.logit_bytes == 36
     assert engine_named("vllm", version="0.11.0").memory.hidden_copies == 3.75
     assert engine_named("vllm", version="0.6.3").memory.hidden_copies == 3  # 6 H bytes in 16 bits, issue 10517
+
+
+def test_versions_change_what_the_host_does():
+    """vLLM: whole graphs since 0.11, asynchronous scheduling since 0.14; SGLang: overlapped scheduler since 0.4."""
+    pieces = {v: engine_named("vllm", version=v).step.piece_s for v in ("0.6.3", "0.8.5", "0.10.2", "0.11.0", "0.19")}
+    assert [v for v, s in pieces.items() if s] == ["0.8.5", "0.10.2"]
+    late = {v: engine_named("vllm", version=v).scheduler.lookahead for v in ("0.6.3", "0.13.0", "0.14.0")}
+    assert late == {"0.6.3": 0, "0.13.0": 0, "0.14.0": 1}
+    assert engine_named("vllm==0.6.3").step.host_gap_s > engine_named("vllm==0.12").step.host_gap_s > 0
+    assert engine_named("vllm==0.6.3").step.graph_tokens == 0 < engine_named("vllm==0.12").step.graph_tokens
+    old, new = (engine_named("sglang", version=v) for v in ("0.3.5", "0.4.0"))
+    assert (old.scheduler.lookahead, new.scheduler.lookahead) == (0, 1)
+    assert old.step.host_sequence_s > 0 == new.step.host_sequence_s
+    assert old.step.measured_on == new.step.measured_on != engine_named("sglang").step.measured_on == {}
+
+
+def test_limits_of_graphs_are_the_first_that_fits():
+    step = engine_named("sglang").step
+    found = [graph_limit(step, memory * GIB, tp) for memory in (16, 24, 48, 80, 141, 180) for tp in (1, 4)]
+    assert found == [8, 8, 24, 80, 32, 160, 256, 512, 256, 512, 512, 512]
+    with pytest.raises(ValueError, match="batch"):
+        GraphLimit(batch=0)
 
 
 def test_release():

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import roofline as rl
 from roofline.calibrated import calibrated
 from roofline.cli.estimate import estimate_command
-from roofline.comparison import StartUp, compare_log, read_log
+from roofline.comparison import StartUp, compare_log, read_log, transferred
 from roofline.deployment import deployment
 from roofline.economics import usd_per_mtok
 from roofline.errors import InfeasibleError, UnsupportedError
@@ -328,9 +328,9 @@ def gain_of_attention_data_parallelism() -> float:
 
 
 def one_user_on_two_a100() -> float:
-    """What a second device changes of a step, on the 90 tok/s that the case gives for one."""
-    one, two = (deployment("gpt-oss-120b", "a100-sxm", tp=n).decode_step(1.0, 1000.0).total_s for n in (1, 2))
-    return 1.0 / (1.0 / 90.0 + float(two - one))
+    """What the 90 tok/s that the case gives for one device let expect of two, in the release of August 2025."""
+    one, two = (deployment("gpt-oss-120b", "a100-sxm", tp=n, engine="vllm==0.10.1") for n in (1, 2))
+    return 1.0 / float(transferred(1.0 / 90.0, one, two, 1.0, 1000.0).seconds)
 
 
 def nested_layers() -> float:

@@ -141,3 +141,36 @@ def test_tokens_that_reach_a_rank():
     assert received(op) == 1000.0
     wide = Experts("e", 1000.0, 7168, 2048, 256, 8, 1, 64)
     assert received(wide) == pytest.approx(1000 * (1 - (63 / 64) ** 8))
+
+
+# Kernels that a release had on devices where others were measured.
+
+
+def latent(hw, engine, heads=128, batch=128.0, context=1151.0):
+    """The attention of one layer of DeepSeek-V2 with so many heads on a rank."""
+    where = deployment("deepseek-v2", hw, tp=int(128 / heads), weights="fp8_block", engine=engine)
+    return next(t for t in where.decode_step(batch, context).times if t.op.name == "attn.core")
+
+
+def test_a_release_has_the_kernels_of_its_time():
+    """SGLang decoded latent attention by a Triton kernel, whose 16 heads a block read the latents 8 times over."""
+    old, new = (latent("h100-sxm", e) for e in ("sglang==0.3.5", "sglang"))
+    assert (old.evidence, new.evidence) == ("transferred", "measured")
+    assert float(old.total_s) > 3.0 * float(new.total_s)
+    few, many = (latent("h100-sxm", "sglang==0.3.5", h, 1000.0, 257.0).total_s for h in (16, 128))
+    assert 4.0 < float(many / few) < 8.0
+    few, many = (latent("h100-sxm", "sglang", h, 1000.0, 257.0).total_s for h in (16, 128))
+    assert float(many / few) < 2.0
+
+
+@pytest.mark.parametrize("hw", ["l40s", "rtx-pro-6000-server"])
+def test_where_the_kernel_was_measured_it_is_its_own(hw):
+    old, new = (latent(hw, e, 16) for e in ("sglang==0.3.5", "sglang"))
+    assert float(old.total_s) == float(new.total_s) and old.evidence == new.evidence == "measured"
+
+
+# flagos-ai/FlagGems PR 510, H800, 128 sequences of 1,151 tokens, 128 heads: another Triton kernel of that kind reads latents
+# at 88 GB/s, DeepSeek's FlashMLA at 1,726.
+def test_triton_on_hopper_lies_between_another_such_kernel_and_flash_mla():
+    rate = 128 * 1151 * 1152 / float(latent("h100-sxm", "sglang==0.3.5").total_s) / 1e9
+    assert 88 < rate < 1726 / 3

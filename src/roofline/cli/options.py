@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from roofline.errors import InputError
+from roofline.errors import InputError, UnknownNameError
 from roofline.units import parse
 
 
@@ -114,6 +114,26 @@ speculation_option = click.option(
     help="Speculative decoding: eagle:3:0.8, mtp:1:0.85, llama-3.2-1b:4:0.7; acceptance by position after commas, or "
          "above 1 the mean tokens of a cycle.",
 )  # fmt: skip
+
+
+def changes(text: str) -> dict[str, str | int]:
+    """What a text changes of a deployment.
+
+    >>> changes("tp=2, engine=vllm==0.11")
+    {'tp': 2, 'engine': 'vllm==0.11'}
+    """
+    kinds = {name: kind for name, kind, _, _ in _DEPLOYMENT if name != "specs"}
+    found: dict[str, str | int] = {}
+    for part in text.split(","):
+        name, sign, value = (word.strip() for word in part.partition("="))
+        if not sign or not value:
+            raise InputError(f"then: '{part.strip()}' is not NAME=VALUE, e.g. tp=2")
+        if name not in kinds:
+            raise UnknownNameError("part of a deployment", name, list(kinds))
+        if kinds[name] is int and not value.isdecimal():
+            raise InputError(f"{name}: '{value}' is not a whole number of ranks")
+        found[name] = int(value) if kinds[name] is int else value
+    return found
 
 
 def usd_per_h(price: str | None) -> float | None:

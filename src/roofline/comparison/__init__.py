@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from roofline.comparison.readers import LATENCIES, Measured, StartUp, read_log, read_results
+from roofline.comparison.transfer import Transfer, transferred
 from roofline.deployment import Deployment
 from roofline.errors import InputError
 from roofline.serving.bands import tpot_band, ttft_band
 from roofline.serving.steady import SteadyState, steady_state
 
-__all__ = ["Comparison", "Measured", "Row", "StartUp", "compare", "compare_log", "read_log", "read_results"]
+__all__ = [
+    "Comparison", "Measured", "Row", "StartUp", "Transfer", "compare", "compare_log", "read_log", "read_results",
+    "transferred",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +93,36 @@ def compare(
     rate_per_s: float | None = None,
     cached: float = 0.0,
     replicas: int = 1,
+    then: Deployment | None = None,
 ) -> Comparison:
     """Predictions beside the runs of a benchmark.
 
     Args:     results: file for `read_results`, or its result; isl, osl, concurrency, rate_per_s: in place of what the
-              file says, or where it does not; cached [tokens] of each prompt; replicas that share the load
+              file says, or where it does not; cached [tokens] of each prompt; replicas that share the load; then:
+              another deployment, of which a note says what the measured TPOT lets expect, see `transferred`
     Returns:  Comparison with TTFT, TPOT, E2E at every percentile that was measured, and throughput
     Assumes:  a closed loop where a concurrency is stated, else Poisson arrivals; lengths all at their mean
     Errors:   InputError where load or lengths are neither in the file nor given
     """
     runs = read_results(results) if isinstance(results, (str, Path)) else list(results)
     rows: list[Row] = []
+    notes: list[str] = []
     for number, run in enumerate(runs):
         asked = replace(
             run, isl=isl or run.isl, osl=osl or run.osl,
             concurrency=concurrency or (None if rate_per_s else run.concurrency),
             rate_per_s=rate_per_s or (None if concurrency else run.rate_per_s),
         )  # fmt: skip
-        rows += _rows(where, asked, number, cached, replicas)
-    return Comparison(where, tuple(rows))
+        load = _load(asked, number, cached, replicas)
+        state = steady_state(where, **load)
+        rows += _rows(where, asked, state, replicas)
+        if then is not None and (measured := asked.stats.get("tpot_s", {}).get("mean")):
+            notes.append(_onward(where, then, measured, state, load))
+    return Comparison(where, tuple(rows), tuple(notes))
 
 
-def _rows(where: Deployment, run: Measured, number: int, cached: float, replicas: int) -> list[Row]:
+def _load(run: Measured, number: int, cached: float, replicas: int) -> dict[str, Any]:
+    """What one replica is asked for in a run, as `steady_state` takes it."""
     for name in ("isl", "osl"):
         if not getattr(run, name):
             raise InputError(f"{run.tool}, run {number + 1}: {name} is not in the file; give {name}")
@@ -119,7 +131,24 @@ def _rows(where: Deployment, run: Measured, number: int, cached: float, replicas
         raise InputError(f"{run.tool}, run {number + 1}: neither concurrency nor request rate in the file; give one")
     burst = min(run.concurrency / run.requests, 1.0) if closed and run.requests else 0.0
     load = {"concurrency": run.concurrency / replicas} if closed else {"rate_per_s": run.rate_per_s / replicas}
-    state = steady_state(where, isl=run.isl, osl=run.osl, cached=cached, burst_share=burst, **load)
+    return {"isl": run.isl, "osl": run.osl, "cached": cached, "burst_share": burst, **load}
+
+
+def _onward(where: Deployment, then: Deployment, measured: float, state: SteadyState, load: dict[str, Any]) -> str:
+    """What another deployment is expected to do under the load, where TPOT of this one was measured."""
+    other, context = steady_state(then, **load), load["isl"] + load["osl"] / 2.0
+    plain = float(where.decode_step(state.batch, context).total_s)
+    found = transferred(measured * plain / float(state.tpot_s), where, then, float(state.batch), context)
+    ms, plain_ms = (float(other.tpot_s * share) * 1e3 for share in (found.seconds / found.plain_s, 1.0))
+    who, factor = ("launching", found.host) if found.host != 1.0 and found.device == 1.0 else ("device", found.device)
+    return (
+        f"from TPOT {measured * 1e3:,.4g} ms on: {then} would take {ms:,.4g} ms ({plain_ms:,.4g} without the "
+        f"measurement; {who} at {float(factor):.2f} of the model's time)"
+    )
+
+
+def _rows(where: Deployment, run: Measured, state: SteadyState, replicas: int) -> list[Row]:
+    closed = run.concurrency is not None
     how = f"{run.concurrency:g} in flight" if closed else f"{run.rate_per_s:g} requests/s"
     title = f"{run.tool}: {run.isl:,.0f} in, {run.osl:,.0f} out, {how}"
     return [*_latency_rows(where, run, state, title), *_rate_rows(run, state, title, replicas)]
