@@ -169,8 +169,8 @@ def test_where_the_kernel_was_measured_it_is_its_own(hw):
     assert float(old.total_s) == float(new.total_s) and old.evidence == new.evidence == "measured"
 
 
-# flagos-ai/FlagGems PR 510, H800, 128 sequences of 1,151 tokens, 128 heads: another Triton kernel of that kind reads latents
-# at 88 GB/s, DeepSeek's FlashMLA at 1,726.
+# flagos-ai/FlagGems PR 510, H800, 128 sequences of 1,151 tokens, 128 heads: another such Triton kernel reads latents at
+# 88 GB/s, FlashMLA at 1,726.
 def test_triton_on_hopper_lies_between_another_such_kernel_and_flash_mla():
     rate = 128 * 1151 * 1152 / float(latent("h100-sxm", "sglang==0.3.5").total_s) / 1e9
     assert 88 < rate < 1726 / 3
