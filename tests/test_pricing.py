@@ -108,6 +108,26 @@ def test_tensor_parallel_prompts_lose_to_stages_without_peer_access():
     assert float(tp.decode_step(1.0, 1000.0).total_s) < float(pp.decode_step(1.0, 1000.0).total_s)
 
 
+def test_prompts_in_stages_are_as_fast_as_measured():
+    """turboderp-org/exllamav2 issue 734: 1045.8 tok/s of a 70B in 4.5 bit over two cards without tensor parallelism.
+
+    ExLlamaV2 has cuBLAS add up in FP16, which GeForce cards do at twice the rate; with FP32 sums it would be 600.
+    """
+    where = deployment("llama-3.1-70b", "rtx-3090", pp=2, weights="int4_awq", engine="exllamav2")
+    assert 16384.0 / float(where.prefill_step(1.0, 16384.0).total_s) == pytest.approx(1045.8, rel=0.1)
+
+
+def test_sums_in_half_precision_need_an_engine_and_a_device_that_gain_by_them():
+    def peak(hw, engine, weights="int4_awq"):
+        where = deployment("llama-3.1-8b", hw, weights=weights, engine=engine)
+        return where.machine.matmul_flops_per_s(where.precision.of("ffn"))
+
+    for hw, twice in (("rtx-3090", 142e12), ("rtx-4090", 330.3e12), ("rtx-5090", 419e12)):
+        assert peak(hw, "exllamav2") == twice == pytest.approx(2.0 * peak(hw, "vllm"), rel=0.01)
+    assert peak("a100-sxm", "exllamav2") == peak("a100-sxm", "vllm")
+    assert peak("rtx-4090", "exllamav2", "fp8") == peak("rtx-4090", "vllm", "fp8")
+
+
 def test_gathering_does_the_same_arithmetic_and_moves_more():
     """Columns everywhere instead of rows and columns: equal FLOPs and weights, and 1.5 times every activation."""
     reduced, gathers = (

@@ -53,9 +53,12 @@ class Machine:
     def matmul_flops_per_s(self, fmt: Format) -> float:
         """Peak of a matmul with weights of `fmt` [FLOP/s].
 
-        Weight-only formats multiply in 16 bits; a format that the matrix unit lacks is widened, never narrowed.
+        Weight-only formats multiply in 16 bits; a format that the matrix unit lacks is widened, never narrowed. Sums in
+        16 bits count where the engine has them and the device is faster with them.
         """
-        return self.accelerator.peak_flops_per_s(self.operand(fmt))
+        operand = self.operand(fmt)
+        halves = self.accelerator.compute.fp16_sums if self.engine.step.sums == "fp16" else None
+        return halves if halves and operand in ("bf16", "fp16") else self.accelerator.peak_flops_per_s(operand)
 
     def operand(self, fmt: Format) -> str:
         """The compute format of the operands of a matmul with weights of `fmt`."""

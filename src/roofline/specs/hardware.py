@@ -94,6 +94,7 @@ class Compute(Sourced):
 
     dense: Annotated[dict[ComputeFormat, FlopPerS], Field(min_length=1)]
     block_scaled: tuple[BlockScaled, ...] = ()  # formats whose scales the matrix unit applies itself
+    fp16_sums: FlopPerS | None = None  # of fp16 products that are added up in fp16, where that is more than dense.fp16
     best_matmul: dict[ComputeFormat, FlopPerS] = {}  # fastest matmul found by search over shapes: a ceiling
     cores: Count  # SM, CU, TPC, NeuronCore, TensorCore, CPU core: what runs one thread block at a time
     clock: Hertz | None = None  # reproduces the dense peak where that was checked
@@ -106,6 +107,8 @@ class Compute(Sourced):
     def _consistent(self) -> Compute:
         for element in {BLOCK_SCALED[f] for f in self.block_scaled} - set(self.dense):
             raise ValueError(f"block_scaled formats need a rate of their element type: dense.{element} is missing")
+        if self.fp16_sums is not None and self.fp16_sums < self.dense.get("fp16", 0):
+            raise ValueError("fp16_sums is below dense.fp16, which adds up in FP32")
         for fmt, rate in self.best_matmul.items():
             if rate > self.dense.get(fmt, 0):
                 raise ValueError(f"best_matmul.{fmt} is above dense.{fmt}")
