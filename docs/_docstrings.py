@@ -1,10 +1,12 @@
 """Griffe extension: shows the docstrings of this project as Markdown.
 
 A docstring is sentences, then fields (`Formula:`, `Args:`, ...) whose lines hang below their first one, then doctests.
+Records get a table of what they hold: the meaning is the comment beside a field, or its description.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -46,7 +48,7 @@ def markdown(docstring: str) -> str:
     parts = [escaped(sentences)]
     for name, text in fields.items():
         if name in CODE:
-            parts.append(f"**{name}**\n\n```text\n{text}\n```")
+            parts.append(f"**{name}**\n\n``` {{ .text .formula }}\n{text}\n```")
         else:
             parts.append(f"**{name}** {escaped(' '.join(text.split()))}")
     if tests:
@@ -60,9 +62,35 @@ def escaped(text: str) -> str:
     return "".join(p if p.startswith("`") else re.sub(r"([\[\]*_<>|])", r"\\\1", p) for p in pieces)
 
 
+def holdings(record: griffe.Class) -> str:
+    """A table of the public fields of a record, in order; empty for a class without any."""
+    fields = [a for n, a in record.attributes.items() if not n.startswith("_") and a.annotation and a.lineno]
+    fields = [a for a in fields if not a.has_labels("property") and a.parent is record]
+    if not fields:
+        return ""
+    rows = [[f"`{a.name}`", f"`{a.annotation}`", *default_and_meaning(a)] for a in fields]
+    lines = ["| field | type | default | meaning |", "|---|---|---|---|", *(f"| {' | '.join(r)} |" for r in rows)]
+    return "\n".join(lines)
+
+
+def default_and_meaning(field: griffe.Attribute) -> tuple[str, str]:
+    """What a field is where it is not given, and the comment beside it or the description in `Field(...)`."""
+    value, said = str(field.value or ""), ""
+    call = ast.parse(value, mode="eval").body if value else None
+    if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Field", "field"):
+        named = {k.arg: k.value for k in call.keywords}
+        shown = call.args[0] if call.args else named.get("default", named.get("default_factory"))
+        value = "" if shown is None else ast.unparse(shown)
+        said = ast.literal_eval(named["description"]) if "description" in named else ""
+    beside = re.search(r"  # (?!noqa|fmt)(.*)$", field.source, re.MULTILINE)
+    value = "" if value == "..." else value
+    return f"`{value}`" if value else "", escaped(said or (beside[1] if beside else ""))
+
+
 class Docstrings(griffe.Extension):
     """Rewrites every docstring of the package once it is loaded."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = markdown(obj.docstring.value)
+            table = holdings(obj) if obj.is_class else ""
+            obj.docstring.value = "\n\n".join(filter(None, (markdown(obj.docstring.value), table)))

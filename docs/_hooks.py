@@ -128,7 +128,7 @@ def formula_page() -> str:
                 module = f.module
                 out += ["", f"### {module}"]
             what = _docstrings.escaped(f.sentence[:1].upper() + f.sentence[1:])
-            out += ["", f"[`{f.name}`]({f.anchor}): {what}", "", "```text", f.formula, "```"]
+            out += ["", f"[`{f.name}`]({f.anchor}): {what}", "", "``` { .text .formula }", f.formula, "```"]
             if f.source:
                 out += ["", f"Source: {_docstrings.escaped(f.source)}"]
     return "\n".join(out) + "\n"

@@ -101,7 +101,7 @@ def test_docstring_fields(root):
     assert (sentences, tests) == ("Return b.", ">>> 1\n1")
     assert fields == {"Formula": "a +\nb", "Args": "a [s]", "Source": "here"}
     shown = docstrings.markdown(text)
-    assert "**Formula**\n\n```text\na +\nb\n```" in shown
+    assert "**Formula**\n\n``` { .text .formula }\na +\nb\n```" in shown
     assert r"**Args** a \[s\]" in shown
 
 
@@ -246,6 +246,19 @@ def test_every_module_has_a_page(root, site):
             continue
         path = site / "api" / f"{'/'.join(parts)}.html"
         assert path.exists(), f"{'.'.join(parts)} is in no chapter of docs/_hooks.py"
+
+
+def test_records_say_what_they_hold(site):
+    """Types, defaults and the comment or description of each field."""
+
+    def said(page: str) -> str:
+        text = re.sub(r"<details.*?</details>", "", (site / "api" / page).read_text(), flags=re.DOTALL)
+        return re.sub(r"<[^>]*>", "", text)
+
+    assert "sequences that all decode workers take together" in said("serving/disaggregated.html")
+    assert "float | None" in said("serving/disaggregated.html")
+    engine = said("specs/engine.html")
+    assert "batch sizes that are captured" in engine and "description=" not in engine
 
 
 def test_example_engine_is_valid(root):

@@ -15,53 +15,31 @@ VICTIMS = ("latest", "shortest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """Rules and knobs of one replica's scheduler and front end.
-
-    Rules
-      mixed            prompts and decodes share a step; otherwise prompts go first and decodes wait
-      chunked          a prompt may be cut by the token budget; otherwise it goes whole, and one always goes
-      continuous       seats are refilled at once; otherwise a batch runs until its longest request ends (static)
-      seen_late        a request is seen one step after it arrived (asynchronous or overlapped scheduling)
-      reserve_output   KV for the whole request is taken at admission; otherwise it grows, and may preempt
-    Knobs
-      token_budget     tokens a step, decodes included when mixed
-      max_seqs         running sequences
-      kv_blocks, block_tokens   KV pool of the replica
-      preempt          who gives way when the pool is full: the `latest` admitted, or the `shortest` (fewest tokens
-                       generated); it is computed again later
-      poll_steps       decode steps between two looks at the queue; a look follows every prompt step and idle turn
-      hold_steps, hold_ratio    prompts wait so many steps, or until tokens fill that share of the budget
-      batch_wait_s     static: how long an idle replica waits for a full batch
-      stream_interval, stream_first   tokens a chunk; with stream_first=False the first chunk waits to be full as well
-      tokenizer_s_per_token, tokenizer_s_per_request, tokenizers   a serial server before the engine, shared work
-      front_end_s      latency before the engine that does not queue
-      emit_steps       detokenising and sending, in decode steps without KV
-      cold_start_s     one-off cost of the first prompt step of a run without warm-up
-    """
+    """Rules and knobs of one replica's scheduler and front end."""
 
     name: str = "vllm"
-    mixed: bool = True
-    chunked: bool = True
-    continuous: bool = True
-    seen_late: bool = True
-    reserve_output: bool = False
-    token_budget: int = 8192
-    max_seqs: int = 256
-    kv_blocks: float = math.inf
+    mixed: bool = True  # prompts and decodes share a step; otherwise prompts go first and decodes wait
+    chunked: bool = True  # a prompt may be cut by the token budget; otherwise it goes whole, and one always goes
+    continuous: bool = True  # seats are refilled at once; otherwise a batch runs until its longest request ends
+    seen_late: bool = True  # a request is seen one step after it arrived (asynchronous or overlapped scheduling)
+    reserve_output: bool = False  # KV for the whole request is taken at admission; otherwise it grows, and may preempt
+    token_budget: int = 8192  # tokens a step, decodes included when mixed
+    max_seqs: int = 256  # running sequences
+    kv_blocks: float = math.inf  # of the KV pool
     block_tokens: int = 16
-    preempt: str = "latest"
-    poll_steps: int = 1
-    hold_steps: int = 0
-    hold_ratio: float = 0.9
-    batch_wait_s: float = 0.0
-    stream_interval: int = 1
-    stream_first: bool = True
-    tokenizer_s_per_token: float = 0.0
+    preempt: str = "latest"  # who gives way and is computed again: the latest admitted, or the shortest (fewest tokens)
+    poll_steps: int = 1  # decode steps between two looks at the queue; a look follows every prompt step and idle turn
+    hold_steps: int = 0  # steps that prompts wait for company,
+    hold_ratio: float = 0.9  # or until tokens fill that share of the budget
+    batch_wait_s: float = 0.0  # static: how long an idle replica waits for a full batch
+    stream_interval: int = 1  # tokens in a chunk of the answer
+    stream_first: bool = True  # the first token goes at once; otherwise the first chunk waits to be full as well
+    tokenizer_s_per_token: float = 0.0  # a serial server before the engine
     tokenizer_s_per_request: float = 0.0
-    tokenizers: int = 1
-    front_end_s: float = 0.0
-    emit_steps: float = 0.0
-    cold_start_s: float = 0.0
+    tokenizers: int = 1  # that share this work
+    front_end_s: float = 0.0  # latency before the engine that does not queue
+    emit_steps: float = 0.0  # detokenising and sending, in decode steps without KV
+    cold_start_s: float = 0.0  # one-off cost of the first prompt step of a run without warm-up
 
     def __post_init__(self):
         for knob in ("token_budget", "max_seqs", "block_tokens", "poll_steps", "stream_interval", "tokenizers"):
