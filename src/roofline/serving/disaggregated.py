@@ -12,7 +12,7 @@ from roofline.errors import InputError, check_number
 from roofline.serving.capacity import held_tokens, kv_sequences
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import rules
-from roofline.serving.queueing import Spread, batch_service, end_to_end
+from roofline.serving.queueing import Latencies, Spread, batch_service, end_to_end
 from roofline.serving.steps import step_table
 
 HALVINGS = 30  # of the interval in which the decode batch lies
@@ -41,7 +41,7 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolState:
+class PoolState(Latencies):
     """What users see of two pools under a load, and which pool holds them up.
 
     `ttft`, `tpot`, `e2e` say how times differ from request to request: `state.ttft.at(0.9)` is the 90th percentile.
@@ -59,21 +59,6 @@ class PoolState:
     transfer_s: Array
     slot_wait_s: Array
     saturated: Array  # open loop: more is asked than the pools can do
-
-    @property
-    def ttft_s(self) -> Array:
-        """Mean time to first token."""
-        return self.ttft.mean
-
-    @property
-    def tpot_s(self) -> Array:
-        """Mean time per output token after the first."""
-        return self.tpot.mean
-
-    @property
-    def e2e_s(self) -> Array:
-        """Mean time from sending a request to its last token."""
-        return self.e2e.mean
 
 
 def hand_over_obstacle(prefill: Deployment, decode: Deployment, cross_vendor: bool = False) -> str | None:

@@ -188,6 +188,30 @@ class Spread:
         return parts, weights
 
 
+class Latencies:
+    """The mean latencies of a record that says how they differ from request to request."""
+
+    __slots__ = ()
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
+
+    @property
+    def ttft_s(self) -> Array:
+        """Mean time to first token."""
+        return self.ttft.mean
+
+    @property
+    def tpot_s(self) -> Array:
+        """Mean time per output token after the first."""
+        return self.tpot.mean
+
+    @property
+    def e2e_s(self) -> Array:
+        """Mean time from sending a request to its last token."""
+        return self.e2e.mean
+
+
 def end_to_end(ttft: Spread, tpot: Spread, osl: Array, osl_cv: Array = 0.0) -> Spread:
     """The time to the last token: the first one and the gaps after it.
 

@@ -18,7 +18,7 @@ from roofline.errors import InputError, check_numbers
 from roofline.serving.capacity import evicted, held_tokens, kv_sequences, outgrown
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
-from roofline.serving.queueing import Spread, end_to_end, full_share, queue_wait
+from roofline.serving.queueing import Latencies, Spread, end_to_end, full_share, queue_wait
 from roofline.serving.rhythm import (
     CALM,
     Rhythm,
@@ -40,7 +40,7 @@ TPOT_CV = 0.05  # spread of TPOT from request to request in a crowded closed loo
 
 
 @dataclass(frozen=True)
-class SteadyState:
+class SteadyState(Latencies):
     """What users and owners of a replica see under a load. Seconds and tokens; every field broadcasts.
 
     `ttft`, `tpot`, `e2e` say how times differ from request to request: `state.ttft.at(0.9)` is the 90th percentile.
@@ -56,21 +56,6 @@ class SteadyState:
     kv_occupancy: Array  # sequences running over sequences that fit
     feasible: Array  # False where not even one sequence fits
     seat_s: Array  # of the mean TTFT: the wait for a seat where all are taken
-
-    @property
-    def ttft_s(self) -> Array:
-        """Mean time to first token."""
-        return self.ttft.mean
-
-    @property
-    def tpot_s(self) -> Array:
-        """Mean time per output token after the first."""
-        return self.tpot.mean
-
-    @property
-    def e2e_s(self) -> Array:
-        """Mean time from sending a request to its last token."""
-        return self.e2e.mean
 
     @property
     def requests_per_s(self) -> Array:
