@@ -12,6 +12,7 @@ from roofline.deployment import deployment
 from roofline.errors import InfeasibleError, UnknownNameError
 from roofline.handoff import EMITTERS, Limits, launch, launch_plan, log_lines
 from roofline.planner import Slo, plan, traffic
+from roofline.serving.recipes import with_graphs
 
 ASKED = Limits(8192, 256)
 
@@ -167,3 +168,21 @@ def test_every_engine_realises_a_plan(engine):
     text = launch_plan(r, engine)
     assert "# its log should say" in text and "vllm bench serve" in text and "users should see TTFT" in text
     assert "plan again" not in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [("vllm", "--max-cudagraph-capture-size 700"), ("sglang", "--cuda-graph-max-bs 700"),
+     ("tensorrt-llm", "max_batch_size: 700")],
+)  # fmt: skip
+def test_graphs_are_captured_up_to_what_was_priced(engine, flag):
+    """By themselves engines capture up to 512, 256 and 128 here; only another limit is said, TensorRT-LLM's always."""
+    d = deployment("llama-3.1-8b", "h100-sxm", engine=engine)
+    asked = Limits(max_model_len=4096, max_num_seqs=1000)
+    own = launch(d, engine, asked).text
+    assert flag.split()[0] not in own or "max_batch_size: 128" in own
+    more = d.with_(engine=with_graphs(d.engine, 700))
+    text = launch(more, engine, asked).text.replace(" \\\n  ", " ")
+    assert flag in text
+    few = launch(more, engine, Limits(max_model_len=4096, max_num_seqs=64)).text
+    assert "700" not in few and "cudagraph" not in few and "cuda-graph" not in few

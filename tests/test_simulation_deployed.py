@@ -7,10 +7,12 @@ import pytest
 
 from roofline.deployment import deployment
 from roofline.errors import InfeasibleError
-from roofline.serving.lengths import uniform
+from roofline.serving.lengths import fixed, uniform
+from roofline.serving.recipes import with_graphs
 from roofline.serving.steady import steady_state
 from roofline.simulation import LeastLoaded, Trace, closed_loop, deployed, poisson, simulate
 from roofline.simulation.deployed import scheduler_of
+from roofline.specs.engine import engine_named
 
 FRONT = {"front_end_s": 3e-3, "emit_steps": 0.4}
 
@@ -106,3 +108,15 @@ def test_attention_ranks_are_replicas():
     result = simulate(trace, pool)
     assert result.done.all()
     assert len(set(result.replica.tolist())) == 8
+
+
+@pytest.mark.parametrize(("clients", "slower"), [(16, False), (24, True), (48, True)])
+def test_the_simulator_falls_off_the_graphs_where_the_closed_form_does(clients, slower):
+    """Up to 16 sequences a graph holds the step; with more, launching it takes 22 ms."""
+    where = deployment("deepseek-v2-lite", "h100-sxm", engine=with_graphs(engine_named("sglang"), 16))
+    held = where.with_(engine=with_graphs(where.engine))
+    trace = closed_loop(clients, 256, 512, 20 * clients, low=1.0)
+    load = {"isl": fixed(256.0), "osl": fixed(512.0), "concurrency": float(clients), "burst_share": 1 / 20}
+    few, every = (float(steady_state(d, **load).tpot_s) for d in (where, held))
+    assert simulate(trace, deployed(where, trace)).summary()["tpot_mean_s"] == pytest.approx(few, rel=0.05)
+    assert (few > 1.2 * every) == slower and (few == every) != slower

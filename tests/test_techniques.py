@@ -7,7 +7,7 @@ import pytest
 from roofline.deployment import deployment
 from roofline.errors import InputError
 from roofline.techniques import GAINS, Assumed, Cut, levers
-from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, changed_attention, tiered
+from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, changed_attention, launches, tiered
 from roofline.techniques.elasticity import RESOURCES, elasticities, with_more
 from roofline.techniques.outcome import NotPossibleError, Scene, outcome
 
@@ -176,3 +176,16 @@ def test_refusals(dense):
         levers("llama-3.1-70b", "l40s")
     with pytest.raises(InputError, match="concurrency"):
         levers(concurrency=0)
+
+
+def test_graphs_are_a_lever_beyond_the_last_one_and_where_they_end_at_attention():
+    def names(engine, concurrency):
+        d = deployment("deepseek-v2-lite", "h100-sxm", engine=engine)
+        found = list(launches(d, Scene(256.0, 512.0, concurrency), 1.0, Assumed()))
+        base = outcome(d, Scene(256.0, 512.0, concurrency), 1.0)
+        return {w.name: w.evaluate().gains_over(base)["tpot"] for w in found if "graphs" in w.name}
+
+    assert names("tensorrt-llm", 128.0) == names("vllm", 256.0) == {}
+    (gain,) = names("tensorrt-llm", 200.0).values()
+    assert gain > 1.02 and "128" in next(iter(names("tensorrt-llm", 200.0)))
+    assert names("vllm==0.10.2", 1.0)["CUDA graphs of whole steps"] > 1.1

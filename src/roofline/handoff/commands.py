@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from roofline.deployment import Deployment
 from roofline.errors import InfeasibleError, UnknownNameError
 from roofline.memory.footprint import limits
-from roofline.specs.engine import engine_named
+from roofline.specs.engine import engine_named, graph_limit
 
 GPUS_PER_NODE = 8
 
@@ -64,6 +64,13 @@ def _settings(d: Deployment, asked: Limits) -> tuple[int, int]:
     """Sequences and tokens of a step."""
     seqs, tokens = limits(d.engine.memory, d.accelerator.usable_bytes)
     return int(asked.max_num_seqs or seqs), int(d.engine.scheduler.token_budget or tokens)
+
+
+def _captured(d: Deployment, seqs: int) -> int | None:
+    """The largest decode step to capture, where that is not what the engine does by itself."""
+    own = graph_limit(engine_named(d.engine.name).step, d.accelerator.usable_bytes, d.plan.tp, d.plan.dp)
+    most = min(d.decode_launch.most, float(seqs))
+    return None if most == min(own, float(seqs)) else int(most)
 
 
 # What engines call our KV formats; 16 bits are what they do by themselves.
@@ -134,6 +141,8 @@ def vllm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     words += ["--max-model-len", str(asked.max_model_len), "--max-num-seqs", str(seqs)]
     words += ["--max-num-batched-tokens", str(tokens)]
     words += ["--gpu-memory-utilization", f"{d.engine.memory.utilisation:g}"]
+    graphs = _captured(d, seqs)
+    words += ["--max-cudagraph-capture-size", str(graphs)] if graphs else []
     if role != "replica":
         words += ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}']
         notes.append("a proxy sends each prompt to a prefill worker first, then to a decode worker (or use Dynamo)")
@@ -157,6 +166,8 @@ def sglang(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     words += ["--kv-cache-dtype", kv] if kv else []
     words += ["--context-length", str(asked.max_model_len), "--max-running-requests", str(seqs * p.dp)]
     words += ["--chunked-prefill-size", str(tokens * p.dp), "--mem-fraction-static", f"{d.engine.memory.utilisation:g}"]
+    graphs = _captured(d, seqs)
+    words += ["--cuda-graph-max-bs", str(graphs)] if graphs else []
     if role != "replica":
         words += ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
         notes.append("router: python -m sglang_router.launch_router --pd-disaggregation --prefill URL --decode URL")

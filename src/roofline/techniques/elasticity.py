@@ -33,8 +33,11 @@ def with_more(d: Deployment, resource: str, factor: float = MORE) -> Deployment:
     if resource == "bandwidth":
         a = a.model_copy(update={"memory": a.memory.model_copy(update={"bandwidth": a.memory.bandwidth * factor})})
     elif resource == "FLOP/s":
-        dense = {fmt: rate * factor for fmt, rate in a.compute.dense.items()}
-        a = a.model_copy(update={"compute": a.compute.model_copy(update={"dense": dense})})
+        c = a.compute
+        more = {"dense": {fmt: rate * factor for fmt, rate in c.dense.items()}}
+        if c.fp16_sums is not None:
+            more["fp16_sums"] = c.fp16_sums * factor
+        a = a.model_copy(update={"compute": c.model_copy(update=more)})
     elif resource == "HBM capacity":
         fields = ("capacity", "usable", "driver_total")
         more = {f: v * factor for f in fields if (v := getattr(a.memory, f)) is not None}
