@@ -86,17 +86,24 @@ class Deployment:
         return step_launches(executed(self.ops(*groups), self.machine, self.plan))
 
     @cached_property
-    def decode_launch(self) -> DecodeLaunch:
-        """What launching a decode step takes the host: nothing up to the largest batch that has a graph of its own."""
+    def graph_batch(self) -> float:
+        """Sequences of a rank in the largest decode step that a graph was captured for: inf for any, 0 for none."""
         profile, plan = self.engine.step, self.plan
         if profile.schedule == "megakernel":  # which is one launch
-            return DecodeLaunch()
-        most = float(graph_limit(profile, self.accelerator.usable_bytes, plan.tp, plan.dp))
+            return np.inf
+        most = graph_limit(profile, self.accelerator.usable_bytes, plan.tp, plan.dp)
         if self.speculation is not None and profile.graph_tokens:  # graphs are made for tokens
             most = min(most, profile.graph_tokens / self.speculation.verified)
+        return most
+
+    @cached_property
+    def decode_launch(self) -> DecodeLaunch:
+        """What launching a decode step takes the host: nothing up to the largest batch that has a graph of its own."""
+        profile, most = self.engine.step, self.graph_batch
         never = most == np.inf or not profile.launch_s
-        eager_s = 0.0 if never else profile.launch_s * self.launched(decode(float(plan.dp), 1.0))
-        return DecodeLaunch(self.model.executed_layers * profile.piece_s, eager_s, most)
+        eager_s = 0.0 if never else profile.launch_s * self.launched(decode(float(self.plan.dp), 1.0))
+        pieces = 0.0 if profile.schedule == "megakernel" else profile.piece_s
+        return DecodeLaunch(self.model.executed_layers * pieces, eager_s, most)
 
     def check(self) -> None:
         """Raise what a step raises where the model cannot be cut as the plan says or the device lacks a rate."""
@@ -131,12 +138,12 @@ class Deployment:
         A step that no graph was captured for waits for the host.
         """
         step = self.pipelined(lambda micro: (self.decoding(micro, context),), batch, encoder_tokens)
-        profile, launch = self.engine.step, self.decode_launch
-        if launch.never and not profile.host_sequence_s:
+        profile, batch = self.engine.step, np.asarray(batch, float) / self.plan.dp  # of a rank
+        micro = batch / self.plan.pp
+        if not (profile.piece_s or profile.host_sequence_s or np.any(micro > self.graph_batch)):
             return step
-        batch = np.asarray(batch, float) / self.plan.dp  # of a rank
         more_s = profile.host_sequence_s * batch
-        return step.waiting(more_s, launch.seconds(batch / self.plan.pp) + profile.host_gap_s + more_s)
+        return step.waiting(more_s, self.decode_launch.seconds(micro) + profile.host_gap_s + more_s)
 
     def prefill_step(self, batch: Array, isl: Array, cached: Array = 0.0) -> StepTime:
         """`batch` prompts of `isl` tokens, `cached` of them already in the KV cache, until the last has passed.

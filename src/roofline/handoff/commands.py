@@ -69,7 +69,7 @@ def _settings(d: Deployment, asked: Limits) -> tuple[int, int]:
 def _captured(d: Deployment, seqs: int) -> int | None:
     """The largest decode step to capture, where that is not what the engine does by itself."""
     own = graph_limit(engine_named(d.engine.name).step, d.accelerator.usable_bytes, d.plan.tp, d.plan.dp)
-    most = min(d.decode_launch.most, float(seqs))
+    most = min(d.graph_batch, float(seqs))
     return None if most == min(own, float(seqs)) else int(most)
 
 
@@ -192,7 +192,7 @@ def tensorrt_llm(d: Deployment, asked: Limits, role: str = "replica") -> Launch:
     lines = [
         f"enable_attention_dp: {str(p.dp > 1).lower()}",
         f"enable_chunked_prefill: {str(d.engine.scheduler.chunked_prefill).lower()}",
-        "cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {min(seqs, d.decode_launch.most):.0f}",
+        "cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {min(seqs, d.graph_batch):.0f}",
         "kv_cache_config:", f"  free_gpu_memory_fraction: {d.engine.memory.utilisation:g}",
         f"  dtype: {kv_word(d, 'tensorrt-llm') or 'auto'}",
     ]  # fmt: skip
