@@ -37,6 +37,7 @@ NOT_FORMULAS = {
         "regimes.regime_of", "serving.steady.steady_state", "serving.load.step_kinds",
         "speculative.acceptance.tokens_of", "memory.search.largest_whole", "memory.search.fewest_gpus",
         "memory.search.widest_format", "memory.activations.graph_bytes_per_size", "kernels.blocks.in_blocks",
+        "kernels.blocks.quickest",
     },
     "rounds or checks": {"memory.paging.up_to_cells", "memory.weights.up_to", "memory.weights.check_cut"},
 }  # fmt: skip

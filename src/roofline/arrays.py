@@ -1,6 +1,9 @@
-"""The type of every number in a formula, and the larger and smaller of two of them."""
+"""The type of every number in a formula, the larger and smaller of two of them, and arrays in blocks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 
@@ -31,3 +34,22 @@ def is_scalar(*values: Array) -> bool:
         if not isinstance(v, (float, int)) and np.ndim(v):
             return False
     return True
+
+
+def cuts(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
+    """Slices that cover an array of `shape` in order, of at most `most` elements each (the last axis fastest).
+
+    >>> [tuple((s.start, s.stop) for s in cut) for cut in cuts((2, 3), 2)]
+    [((0, 1), (0, 2)), ((0, 1), (2, 3)), ((1, 2), (0, 2)), ((1, 2), (2, 3))]
+    """
+    tail, axis = 1, len(shape)
+    while axis > 0 and tail * shape[axis - 1] <= most:
+        axis -= 1
+        tail *= shape[axis]
+    # axes from `axis` on are taken whole, the one before it in pieces, those before that one by one
+    pieces = [[slice(i, i + 1) for i in range(n)] for n in shape[: max(axis - 1, 0)]]
+    if axis > 0:
+        n, step = shape[axis - 1], max(most // tail, 1)
+        pieces.append([slice(i, min(i + step, n)) for i in range(0, n, step)])
+    whole = tuple(slice(0, n) for n in shape[axis:])
+    return ((*cut, *whole) for cut in product(*pieces))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from roofline.arrays import Array
-from roofline.kernels.blocks import in_blocks
+from roofline.kernels.blocks import in_blocks, quickest
 from roofline.kernels.chip import Chip
 from roofline.workload import attended_pairs, kv_tokens_read
 
@@ -208,52 +208,43 @@ def warm_bandwidth(moved_bytes: Array, l2_bytes: Array, cold: Array, ratio: Arra
     return 1.0 + np.where(cold, 0.0, (ratio - 1.0) / (1.0 + y * y))
 
 
-def _split_kv(
-    sequences, groups, rows, alone, tokens, cache, other, tile_bytes, partial, row_flops, flops, peak, cold, bandwidth,
-    sms, l2, *values,
-):  # fmt: skip
-    """Return the five fields of AttentionTerms for one block of rows; the numbers of parts lie along a last axis."""
+def _split_kv(*inputs) -> tuple:
+    """Return the five fields of AttentionTerms for one block of points."""
+    (sequences, groups, rows, alone, tokens, cache, other, tile_bytes, partial, row_flops, flops, peak, cold, bandwidth,
+     sms, l2, *values) = inputs  # fmt: skip
     c = DecodeConstants(*values)
-
-    def last(x):
-        return x[..., None] if np.ndim(x) else x
-
     blocks_in_group = np.maximum(np.ceil(rows / c.group_rows), 1.0)
     in_block = c.row_tile * np.ceil(rows / blocks_in_group / c.row_tile)
     rate = bandwidth * c.memory_fraction * warm_bandwidth(cache + other, l2, cold, c.warm_ratio, c.warm_l2_share)
-    moved = cache * (1.0 + c.reread * (blocks_in_group - 1.0)) + other
+    moved_s = (cache * (1.0 + c.reread * (blocks_in_group - 1.0)) + other) / rate
+    partial_s = 8.0 * partial / rate  # fp32, written and read
     peak = peak * c.compute_fraction
     feed_s = tile_bytes * sms / (c.feed_ratio * bandwidth)
-    math_s = TILE * in_block * row_flops * sms / peak
-    exact_s = flops / peak
+    padded_s = c.padding * TILE * in_block * row_flops * sms / peak
+    exact_s = (1.0 - c.padding) * flops / peak
+    occupied = sequences * groups * blocks_in_group / sms
+    filled = np.ceil(tokens / 32.0)  # parts that are not empty; those store nothing
+    setup = np.where(alone, c.mha_block_s, c.block_s)
+    most = np.where(alone, c.mha_max_splits, c.max_splits)
 
-    fixed = last(c.fixed_splits)
-    parts = np.where(fixed > 0, fixed, SPLITS)
-    split = parts > 1
-    x = last(sequences * groups * blocks_in_group / sms) * parts
-    waves = _waves(x)
-    hidden = _waves(x / last(c.blocks_per_sm))
-    tiles = np.ceil(last(tokens) / (TILE * parts))
-    stored = 8.0 * np.minimum(parts, np.ceil(last(tokens) / 32.0))  # fp32, written and read; empty parts store nothing
-    memory = (last(moved) + np.where(split, stored * last(partial), 0.0)) / last(rate)
-    compute = tiles * waves * last(math_s)
-    compute = last(exact_s) + last(c.padding) * (compute - last(exact_s))
-    walk = _two_norm(tiles * waves * last(feed_s), compute)
-    setup = last(np.where(alone, c.mha_block_s, c.block_s))
-    block = np.maximum(tiles * hidden * last(c.tile_s), walk) + (hidden - 1.0) * setup
-    longest = np.maximum(memory, block)
-    joint = longest + last(c.blend) * (_two_norm(memory, block) - longest) / np.sqrt(hidden)
-    extra = np.where(split, last(c.split_s), 0.0)
-    total = joint + setup + extra
-    most = last(np.where(alone, c.mha_max_splits, c.max_splits))
-    allowed = ~split | ((parts <= most) & (last(tokens) >= TILE * parts)) | (fixed > 0)
-    total = np.where(allowed, total, np.inf)
-    best = np.argmin(total, axis=-1)[..., None]
+    def way(parts):
+        parts = np.where(c.fixed_splits > 0, c.fixed_splits, parts)
+        split = parts > 1
+        x = occupied * parts
+        waves, hidden = _waves(x), _waves(x / c.blocks_per_sm)
+        tiles = np.ceil(tokens / (TILE * parts))
+        memory = moved_s + np.where(split, np.minimum(parts, filled), 0.0) * partial_s
+        compute = tiles * (waves * padded_s) + exact_s
+        walk = _two_norm(tiles * (waves * feed_s), compute)
+        block = np.maximum(tiles * (hidden * c.tile_s), walk) + (hidden - 1.0) * setup
+        longest = np.maximum(memory, block)
+        joint = longest + (_two_norm(memory, block) - longest) * (c.blend / np.sqrt(hidden))
+        extra = np.where(split, c.split_s, 0.0)
+        possible = ~split | ((parts <= most) & (tokens >= TILE * parts)) | (c.fixed_splits > 0)
+        total = joint + np.where(possible, setup + extra, np.inf)
+        return total, memory, compute, extra
 
-    def chosen(v):
-        return np.take_along_axis(np.broadcast_to(v, total.shape), best, -1)[..., 0]
-
-    time, memory, compute, extra = chosen(total), chosen(memory), chosen(compute), chosen(extra)
+    time, memory, compute, extra = quickest(way, (SPLITS,), max(map(np.ndim, inputs)))
     latency = time - extra - np.maximum(memory, compute)
     return c.launch_s + time, c.launch_s + extra, compute, memory, latency
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from roofline.kernels.blocks import in_blocks
+from roofline.kernels.blocks import in_blocks, quickest
 from roofline.kernels.chip import Array, Chip
 from roofline.kernels.elementwise import quantise_time, warm_share
 
@@ -15,11 +15,9 @@ from roofline.kernels.elementwise import quantise_time, warm_share
 TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
 SPLITS = (1, 2, 4, 8, 16)
 K_STEP = 64  # elements of K that a block consumes at a time; a split keeps at least one step
-BLOCK = 512  # rows evaluated at once: with their candidates a term is 0.1 MB, so that all of them stay in cache
+BLOCK = 1024  # points evaluated at once: with their candidates a term is 0.25 MB, so that all of them stay in cache
 
-_TILE_M, _TILE_N, _SPLIT = (
-    np.array(v, float) for v in zip(*[(tm, tn, s) for tm, tn in TILES for s in SPLITS], strict=True)
-)
+MENU = (*(np.array(side, float)[:, None] for side in zip(*TILES)), np.array(SPLITS, float))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,49 +115,43 @@ def gemm_terms(
     return GemmTerms(*in_blocks(_terms, inputs, 6, BLOCK))
 
 
-def _terms(m, n, k, peak, w, a, o, quantise, cold, copies, bandwidth, sms, l2, *values) -> tuple:
-    """Return the six fields of GemmTerms for one block of rows; the candidates lie along a last axis."""
+def _terms(*inputs) -> tuple:
+    """Return the six fields of GemmTerms for one block of points."""
+    m, n, k, peak, w, a, o, quantise, cold, copies, bandwidth, sms, l2, *values = inputs
     c = GemmConstants(*values)
-    chip = Chip(bandwidth, sms, l2)
     moved = n * k * w + m * k * a + m * n * o
     hot = warm_share(copies * (n * k * w + m * n * o) + m * k * a, l2, cold)
     rate = bandwidth * c.memory_fraction * (1.0 + hot * (c.warm_ratio - 1.0))
     peak = peak * c.compute_fraction
-    flops_s = 2.0 * m * n * k / peak
+    exact_s, lost_s = (1.0 - c.wave_loss) * 2.0 * m * n * k / peak, c.wave_loss * sms / peak
+    memory_s, part_s = moved / rate, 4.0 * (m * n) / rate
+    feed = c.feed_ratio * bandwidth
 
-    def last(x):
-        return x[..., None] if np.ndim(x) else x
+    def way(tile_m, tile_n, split):
+        whole = split == 1
+        blocks = split * np.ceil(n / tile_n) * np.ceil(m / tile_m)
+        steps = K_STEP * np.ceil(k / (K_STEP * split))
+        waves = np.ceil(blocks / sms)
+        compute = waves * (steps * (2.0 * tile_m * tile_n) * lost_s) + exact_s
+        memory = memory_s + np.where(whole, 0.0, split) * part_s
+        load_s = (np.minimum(tile_m, m) * a + tile_n * w) / feed
+        latency = waves * (steps * c.k_latency_s) + np.maximum(blocks, sms) * (steps * load_s)
+        joint = np.sqrt(np.sqrt(_fourth(compute) + _fourth(memory) + _fourth(latency)))
+        longest = np.maximum(np.maximum(compute, memory), latency)
+        extra = np.where(whole, 0.0, c.split_s)
+        possible = whole | ((split <= c.max_splits) & (k >= K_STEP * split))
+        total = longest + c.blend * (joint - longest) + np.where(possible, extra, np.inf)
+        return total, extra, compute, memory, latency
 
-    one, split = _SPLIT == 1, _SPLIT
-    m_, n_, k_, sms_ = last(m), last(n), last(k), last(sms)
-    blocks = split * np.ceil(m_ / _TILE_M) * np.ceil(n_ / _TILE_N)
-    waves = np.ceil(blocks / sms_)
-    steps = K_STEP * np.ceil(k_ / (K_STEP * split))
-    f = last(flops_s)
-    compute = f + last(c.wave_loss) * (waves * steps * (2.0 * _TILE_M * _TILE_N) * last(sms / peak) - f)
-    memory = (last(moved) + np.where(one, 0.0, 4.0 * split) * last(m * n)) / last(rate)
-    load = np.minimum(_TILE_M, m_) * last(a) + _TILE_N * last(w)
-    latency = waves * steps * last(c.k_latency_s)
-    latency = latency + np.maximum(blocks, sms_) * steps * load / last(c.feed_ratio * bandwidth)
-    joint = np.sqrt(np.sqrt(_fourth(compute) + _fourth(memory) + _fourth(latency)))
-    longest = np.maximum(np.maximum(compute, memory), latency)
-    extra = np.where(one, 0.0, last(c.split_s))
-    total = longest + last(c.blend) * (joint - longest) + extra
-    total = np.where(one | ((split <= last(c.max_splits)) & (k_ >= K_STEP * split)), total, np.inf)
-
-    best = np.argmin(total, axis=-1)[..., None]
-
-    def chosen(x):
-        return np.take_along_axis(np.broadcast_to(x, total.shape), best, -1)[..., 0]
-
+    total, extra, compute, memory, latency = quickest(way, MENU, max(map(np.ndim, inputs)))
+    chip = Chip(bandwidth, sms, l2)
     q = quantise_time(
         m, k, chip=chip, act_bytes_per_el=a, kernel_s=0.0, row_s=c.quantise_row_s, memory_fraction=c.quantise_fraction,
         cold=cold,
     )  # fmt: skip
     q = np.where(quantise, q, 0.0)
     fixed = c.launch_s + np.where(quantise, c.quantise_s, 0.0)
-    time = fixed + chosen(total) + q
-    return time, fixed + chosen(extra), chosen(compute), chosen(memory), chosen(latency), q
+    return fixed + total + q, fixed + extra, compute, memory, latency, q
 
 
 def _fourth(x):

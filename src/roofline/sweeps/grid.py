@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from roofline.arrays import cuts
 from roofline.deployment import Deployment
 from roofline.errors import InputError, UnknownNameError
 from roofline.serving.load import KNOBS
@@ -100,21 +101,8 @@ class Grid:
         """The grid in order (the last dimension fastest), in blocks of at most `most` points of one deployment."""
         usual = STEP_BLOCK if self.load == "batch" else BLOCK
         most = usual if most is None else min(most, usual)
-        shape = self.inner_shape
-        tail = 1
-        cut = len(shape)
-        while cut > 0 and tail * shape[cut - 1] <= most:
-            cut -= 1
-            tail *= shape[cut]
-        # dimensions from `cut` on are taken whole, the one before it in pieces, those before that one by one
-        pieces: list[list[slice]] = [[slice(i, i + 1) for i in range(n)] for n in shape[: max(cut - 1, 0)]]
-        if cut > 0:
-            step = max(most // tail, 1)
-            pieces.append([slice(i, min(i + step, shape[cut - 1])) for i in range(0, shape[cut - 1], step)])
-        whole = tuple(slice(0, n) for n in shape[cut:])
         for case in range(len(self.cases)):
-            for cuts in itertools.product(*pieces):
-                slices = (*cuts, *whole)
+            for slices in cuts(self.inner_shape, most):
                 yield Block(case, slices, int(np.prod([s.stop - s.start for s in slices])))
 
     def values(self, block: Block) -> dict[str, np.ndarray]:
