@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from roofline.arrays import Array, larger
 from roofline.calibrated import Calibrated, calibrated, candidates
 from roofline.kernels.chip import Chip
-from roofline.kernels.times import OpTime
+from roofline.kernels.times import OpTime, exactly
 from roofline.ops import MATMULS, Collective, Op
 from roofline.precision import Format
 from roofline.specs.engine import Engine
@@ -124,7 +124,7 @@ class Machine:
         memory = op.bytes / self.chip.bandwidth_bytes_per_s
         network = self.wire_s(op)
         total = larger(larger(compute, memory), network)
-        return OpTime(op, compute, memory, network, 0.0, total, total, total, "datasheet")
+        return OpTime(op, compute, memory, network, 0.0, total, partial(exactly, total), "datasheet")
 
     def wire_s(self, op: Op) -> Array:
         """Seconds that a collective's bytes take at link bandwidth; of an exchange, in its quickest way."""

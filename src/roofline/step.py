@@ -67,8 +67,9 @@ class StepTime:
         down: dict[str, Array] = {}
         up: dict[str, Array] = {}
         for t in self.times:
-            down[t.op.kind] = down.get(t.op.kind, 0.0) + t.op.count * (t.total_s - t.low_s)
-            up[t.op.kind] = up.get(t.op.kind, 0.0) + t.op.count * (t.high_s - t.total_s)
+            low, high = t.band_s
+            down[t.op.kind] = down.get(t.op.kind, 0.0) + t.op.count * (t.total_s - low)
+            up[t.op.kind] = up.get(t.op.kind, 0.0) + t.op.count * (high - t.total_s)
         below = np.sqrt(sum(np.square(v) for v in down.values())) * self.scale
         above = np.sqrt(sum(np.square(v) for v in up.values())) * self.scale
         return self.total_s - below, self.total_s + above

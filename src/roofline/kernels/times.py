@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,22 @@ from roofline.ops import Op
 BOUNDS = ("compute", "memory", "network", "overhead")
 
 
+def exactly(total_s: Array) -> tuple[Array, Array]:
+    """The band of a time that is not in doubt.
+
+    Formula:  both ends are the time itself
+    Source:   definition
+    """
+    return total_s, total_s
+
+
 @dataclass(frozen=True, slots=True)
 class OpTime:
     """One op's seconds (one execution): datasheet terms, prediction, 80 % band, and the evidence behind it.
 
     `compute_s`, `memory_s` and `network_s` are at datasheet peaks; `total_s` is what the kernel model says and never
-    less than the largest of them; `launch_s` is the part of it that does not shrink with the shape.
+    less than the largest of them; `launch_s` is the part of it that does not shrink with the shape. `band` makes the
+    two ends of the band: a sweep does without them.
     """
 
     op: Op
@@ -26,9 +37,23 @@ class OpTime:
     network_s: Array
     launch_s: Array
     total_s: Array
-    low_s: Array
-    high_s: Array
+    band: Callable[[], tuple[Array, Array]]
     evidence: str  # measured | transferred | datasheet
+
+    @property
+    def band_s(self) -> tuple[Array, Array]:
+        """80 % band of `total_s`, evaluated when it is asked for."""
+        return self.band()
+
+    @property
+    def low_s(self) -> Array:
+        """The lower end of the band."""
+        return self.band()[0]
+
+    @property
+    def high_s(self) -> Array:
+        """The upper end of the band."""
+        return self.band()[1]
 
     @property
     def bound(self) -> Array:

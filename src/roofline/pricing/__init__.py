@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
 from roofline.arrays import larger
-from roofline.kernels.times import OpTime
+from roofline.kernels.times import OpTime, exactly
 from roofline.machine import Machine
 from roofline.ops import Op
 from roofline.parallel import Plan
@@ -103,4 +103,4 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def _beside(sheet: OpTime, machine: Machine) -> OpTime:
     """An op on a second stream: hidden under the main one but for the weights and FLOPs that the device has to do."""
     total = larger(sheet.op.weight_bytes / machine.chip.bandwidth_bytes_per_s, sheet.compute_s)
-    return replace(sheet, total_s=total, low_s=total, high_s=total, evidence="measured")
+    return replace(sheet, total_s=total, band=partial(exactly, total), evidence="measured")

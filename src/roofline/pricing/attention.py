@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from roofline.kernels.decode import AttentionTerms, DecodeConstants, decode_terms
@@ -31,9 +33,15 @@ def _attention(sheet: OpTime, machine: Machine) -> OpTime:
     if few.all():
         return _decode(sheet, machine)
     one, other = _decode(sheet, machine), _prompt(sheet, machine)
-    names = ("launch_s", "total_s", "low_s", "high_s")
-    chosen = {n: np.where(few, getattr(one, n), getattr(other, n)) for n in names}
-    return OpTime(op, other.compute_s, other.memory_s, other.network_s, evidence=one.evidence, **chosen)
+    chosen = {n: np.where(few, getattr(one, n), getattr(other, n)) for n in ("launch_s", "total_s")}
+    return OpTime(
+        op, other.compute_s, other.memory_s, other.network_s, **chosen, band=partial(_either_band, few, one, other),
+        evidence=one.evidence,
+    )  # fmt: skip
+
+
+def _either_band(first: np.ndarray, one: OpTime, other: OpTime) -> tuple[np.ndarray, np.ndarray]:
+    return np.where(first, one.low_s, other.low_s), np.where(first, one.high_s, other.high_s)
 
 
 def cache_format(kv: Format) -> str:
@@ -93,4 +101,4 @@ def _latent(sheet: OpTime, machine: Machine) -> OpTime:
 
 
 def _timed(sheet: OpTime, terms: AttentionTerms, found) -> OpTime:
-    return timed(sheet, terms.time_s, terms.launch_s, found, regime_names(terms))
+    return timed(sheet, terms.time_s, terms.launch_s, found, partial(regime_names, terms))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,14 +59,18 @@ def table_format(fmt: Format, machine: Machine) -> str:
     return "w8a16" if fmt.bits > 6 else "w4a16"
 
 
-def timed(sheet: OpTime, total: Array, launch: Array, found: Calibrated, regime: Array | str) -> OpTime:
+def timed(sheet: OpTime, total: Array, launch: Array, found: Calibrated, regime: Callable[[], Array | str]) -> OpTime:
     """An OpTime from a kernel model's seconds: never below the datasheet roofline, with the band of its regime."""
     total = larger(total, sheet.total_s)
-    low, high = band(found, regime)
     return OpTime(
-        sheet.op, sheet.compute_s, sheet.memory_s, sheet.network_s, smaller(launch, total),
-        total, total * low, total * high, found.evidence,
+        sheet.op, sheet.compute_s, sheet.memory_s, sheet.network_s, smaller(launch, total), total,
+        partial(_band_s, total, found, regime), found.evidence,
     )  # fmt: skip
+
+
+def _band_s(total: Array, found: Calibrated, regime: Callable[[], Array | str]) -> tuple[Array, Array]:
+    low, high = band(found, regime())
+    return total * low, total * high
 
 
 # 80 % bands of measured / predicted where constants come from another device or from no device at all: held-out
@@ -92,5 +98,9 @@ def regime_index(terms: Any) -> Array:
 
 def regime_names(terms: Any) -> Array | str:
     """The name of the longest term: text for scalars, an array of names for arrays."""
-    names = np.array(REGIMES)[regime_index(terms)]
-    return str(names) if names.ndim == 0 else names
+    return named(np.array(REGIMES)[regime_index(terms)])
+
+
+def named(regimes: Array) -> Array | str:
+    """Regimes of one op: text for scalars, an array of names for arrays."""
+    return str(regimes) if np.ndim(regimes) == 0 else regimes

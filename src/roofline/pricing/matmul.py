@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property, partial
+
 import numpy as np
 
 from roofline.arrays import Array
+from roofline.calibrated import Calibrated
 from roofline.kernels.elementwise import WARM_SHARE
-from roofline.kernels.gemm import UNTILED, GemmConstants, gemm_terms
+from roofline.kernels.gemm import UNTILED, GemmConstants, GemmTerms, gemm_terms
 from roofline.kernels.mla import AbsorbConstants, absorb_terms
-from roofline.kernels.moe import MoeConstants, fastest_moe_terms
+from roofline.kernels.moe import MoeConstants, MoeTerms, fastest_moe_terms
 from roofline.kernels.routing import uniform_loads
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
@@ -16,6 +20,7 @@ from roofline.ops import Experts, Gemm
 from roofline.pricing.common import (
     REGIMES,
     band,
+    named,
     records,
     regime_index,
     regime_names,
@@ -46,7 +51,7 @@ def _absorbed(sheet: OpTime, machine: Machine) -> OpTime:
         op.m, op.batch, chip=machine.chip, peak_flops_per_s=machine.peak_flops_per_s(op), head_dim=op.k, rank=op.n,
         weight_bytes_per_el=op.weight.element_bytes, constants=found.constants,
     )  # fmt: skip
-    return timed(sheet, terms.time_s, terms.launch_s, found, regime_names(terms))
+    return timed(sheet, terms.time_s, terms.launch_s, found, partial(regime_names, terms))
 
 
 def _plain(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
@@ -67,14 +72,29 @@ def _plain(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
         quantise=np.array(quantised, float).reshape(tail),
         constants=records(found, len(shape)),
     )  # fmt: skip
-    regimes = np.array(REGIMES)[regime_index(terms)]
+    regimes = Regimes(terms)
     launches = np.broadcast_to(terms.launch_s, np.shape(terms.time_s))
     out = []
     for i, op in enumerate(ops):
         total = launches[i] + (terms.time_s[i] - launches[i]) * op.batch
-        regime = str(regimes[i]) if regimes.ndim == 1 else regimes[i]
-        out.append(timed(sheets[i], total, launches[i], found[i], regime))
+        out.append(timed(sheets[i], total, launches[i], found[i], partial(regimes.of, i)))
     return out
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """The regimes of products that were priced together."""
+
+    terms: GemmTerms
+
+    @cached_property
+    def names(self) -> np.ndarray:
+        """Names, with a leading axis over the products."""
+        return np.array(REGIMES)[regime_index(self.terms)]
+
+    def of(self, index: int) -> Array | str:
+        """Those of one product."""
+        return named(self.names[index])
 
 
 def _tiled(machine: Machine) -> bool:
@@ -131,10 +151,14 @@ def _moe(sheet: OpTime, machine: Machine) -> OpTime:
         act_bytes_per_el=op.weight.act_bits / 8.0 if native else 2.0,
         loads=uniform_loads(op.tokens, op.experts, op.top_k, op.ep, op.imbalance),
     )  # fmt: skip
-    bands = np.array([[band(c, regime) for regime in REGIMES] for c in found])  # [kernel, regime, 2]
-    low, high = np.moveaxis(bands[winner, regime_index(terms)], -1, 0)
     total = np.maximum(terms.time_s, sheet.total_s)
     return OpTime(
-        op, sheet.compute_s, sheet.memory_s, sheet.network_s, np.minimum(terms.launch_s, total),
-        total, total * low, total * high, found[0].evidence,
+        op, sheet.compute_s, sheet.memory_s, sheet.network_s, np.minimum(terms.launch_s, total), total,
+        partial(_moe_band, total, found, winner, terms), found[0].evidence,
     )  # fmt: skip
+
+
+def _moe_band(total: Array, found: list[Calibrated], winner: Array, terms: MoeTerms) -> tuple[Array, Array]:
+    bands = np.array([[band(c, regime) for regime in REGIMES] for c in found])  # [kernel, regime, 2]
+    low, high = np.moveaxis(bands[winner, regime_index(terms)], -1, 0)
+    return total * low, total * high

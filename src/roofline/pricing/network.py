@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from roofline.kernels.collective import GATHERED, STAGED, STAGED_BANDS, Collecti
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
 from roofline.ops import Collective, Exchange
-from roofline.pricing.common import timed
+from roofline.pricing.common import named, timed
 
 
 def collectives(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
@@ -46,8 +47,11 @@ def _collective(sheet: OpTime, machine: Machine) -> OpTime:
     in_switch = inside and not staged and machine.reduces_in_switch
     price = {"chip": chip, "constants": found.constants, "in_switch": in_switch}
     total, launch = collective_terms(kind, op.payload_bytes, op.ranks, **price)
-    regime = np.where(np.asarray(launch) > 0.5 * total, "launch", "link")
-    return timed(sheet, total, launch, found, str(regime) if regime.ndim == 0 else regime)
+    return timed(sheet, total, launch, found, partial(_regime, total, launch))
+
+
+def _regime(total: Array, launch: Array) -> Array | str:
+    return named(np.where(np.asarray(launch) > 0.5 * total, "launch", "link"))
 
 
 def exchanges(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
@@ -58,15 +62,20 @@ def exchanges(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
         ways = [[_collective(machine.datasheet(c), machine) for c in way] for way in op.alternatives]
         totals = [sum(t.op.count * t.total_s for t in way) for way in ways]
         best = np.argmin(np.stack(np.broadcast_arrays(*totals)), axis=0)
-
-        def pick(term: Callable[[OpTime], Array], ways=ways, best=best) -> Array:
-            sums = [sum(t.op.count * term(t) for t in way) for way in ways]
-            return np.choose(best, np.broadcast_arrays(*sums))[()]
-
         out.append(
             OpTime(
-                op, sheet.compute_s, sheet.memory_s, sheet.network_s, pick(lambda t: t.launch_s),
-                pick(lambda t: t.total_s), pick(lambda t: t.low_s), pick(lambda t: t.high_s), ways[0][0].evidence,
+                op, sheet.compute_s, sheet.memory_s, sheet.network_s, _picked(ways, best, lambda t: t.launch_s),
+                _picked(ways, best, lambda t: t.total_s), partial(_picked_band, ways, best), ways[0][0].evidence,
             )
         )  # fmt: skip
     return out
+
+
+def _picked(ways: list[list[OpTime]], best: np.ndarray, term: Callable[[OpTime], Array]) -> Array:
+    """The sum of a term over the collectives of the best way, point by point."""
+    sums = [sum(t.op.count * term(t) for t in way) for way in ways]
+    return np.choose(best, np.broadcast_arrays(*sums))[()]
+
+
+def _picked_band(ways: list[list[OpTime]], best: np.ndarray) -> tuple[Array, Array]:
+    return _picked(ways, best, lambda t: t.low_s), _picked(ways, best, lambda t: t.high_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from roofline.calibrated import Calibrated
@@ -14,6 +16,7 @@ from roofline.pricing.common import timed
 
 SMALL_BAND = {"all": (0.6, 1.5)}  # fixed time of a small kernel: 1.5 to 6 us over the kernels of a layer
 STATE = StateConstants()
+ANY = partial(str, "all")  # the regime of kernels that have but one
 UNMEASURED = Calibrated(STATE, {}, "transferred", "", "", None)
 
 
@@ -26,7 +29,7 @@ def elementwise(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     for sheet in sheets:
         op: Elementwise = sheet.op
         total = elementwise_time(op.moved_bytes, chip=machine.chip, constants=constants, kernels=op.kernels)
-        out.append(timed(sheet, total, op.kernels * constants.kernel_s, found, "all"))
+        out.append(timed(sheet, total, op.kernels * constants.kernel_s, found, ANY))
     return out
 
 
@@ -40,7 +43,7 @@ def states(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
             s.count, s.new, op.heads, op.key_dim, op.value_dim, chip=machine.chip, state_bytes=op.state_bytes,
             peak_flops_per_s=machine.peak_flops_per_s(op), flops_per_element=op.flops_per_element,
         )  # fmt: skip
-        out.append(timed(sheet, total, STATE.launch_s, UNMEASURED, "all"))
+        out.append(timed(sheet, total, STATE.launch_s, UNMEASURED, ANY))
     return out
 
 
@@ -54,5 +57,5 @@ def scores(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
             s.count, s.new, np.asarray(s.past, float) / op.ratio, op.heads, op.dim, chip=machine.chip,
             peak_flops_per_s=machine.peak_flops_per_s(op), key_bytes=op.key_bytes,
         )  # fmt: skip
-        out.append(timed(sheet, total, STATE.launch_s, UNMEASURED, "all"))
+        out.append(timed(sheet, total, STATE.launch_s, UNMEASURED, ANY))
     return out
