@@ -225,10 +225,12 @@ def _split_kv(*inputs) -> tuple:
     occupied = sequences * groups * blocks_in_group / sms
     filled = np.ceil(tokens / 32.0)  # parts that are not empty; those store nothing
     setup = np.where(alone, c.mha_block_s, c.block_s)
-    most = np.where(alone, c.mha_max_splits, c.max_splits)
+    fixed, most = c.fixed_splits > 0, np.where(alone, c.mha_max_splits, c.max_splits)
+    most = np.maximum(np.minimum(most, tokens / TILE), 1.0)
 
     def way(parts):
-        parts = np.where(c.fixed_splits > 0, c.fixed_splits, parts)
+        possible = fixed | (parts <= most)
+        parts = np.where(fixed, c.fixed_splits, parts)
         split = parts > 1
         x = occupied * parts
         waves, hidden = _waves(x), _waves(x / c.blocks_per_sm)
@@ -240,11 +242,11 @@ def _split_kv(*inputs) -> tuple:
         longest = np.maximum(memory, block)
         joint = longest + (_two_norm(memory, block) - longest) * (c.blend / np.sqrt(hidden))
         extra = np.where(split, c.split_s, 0.0)
-        possible = ~split | ((parts <= most) & (tokens >= TILE * parts)) | (c.fixed_splits > 0)
         total = joint + np.where(possible, setup + extra, np.inf)
         return total, memory, compute, extra
 
-    time, memory, compute, extra = quickest(way, (SPLITS,), max(map(np.ndim, inputs)))
+    menu = (SPLITS[SPLITS <= np.max(most)],)
+    time, memory, compute, extra = quickest(way, menu, max(map(np.ndim, inputs)))
     latency = time - extra - np.maximum(memory, compute)
     return c.launch_s + time, c.launch_s + extra, compute, memory, latency
 

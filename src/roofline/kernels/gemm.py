@@ -12,12 +12,10 @@ from roofline.kernels.chip import Array, Chip
 from roofline.kernels.elementwise import quantise_time, warm_share
 
 # What libraries offer: output tiles (m, n) of one thread block, and into how many parts K may be cut.
-TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
-SPLITS = (1, 2, 4, 8, 16)
+TILES = np.array([(16, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 128)], float)
+SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 K_STEP = 64  # elements of K that a block consumes at a time; a split keeps at least one step
 BLOCK = 1024  # points evaluated at once: with their candidates a term is 0.25 MB, so that all of them stay in cache
-
-MENU = (*(np.array(side, float)[:, None] for side in zip(*TILES)), np.array(SPLITS, float))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ def _terms(*inputs) -> tuple:
     peak = peak * c.compute_fraction
     exact_s, lost_s = (1.0 - c.wave_loss) * 2.0 * m * n * k / peak, c.wave_loss * sms / peak
     memory_s, part_s = moved / rate, 4.0 * (m * n) / rate
-    feed = c.feed_ratio * bandwidth
+    feed, most = c.feed_ratio * bandwidth, np.maximum(np.minimum(c.max_splits, k / K_STEP), 1.0)
 
     def way(tile_m, tile_n, split):
         whole = split == 1
@@ -139,11 +137,11 @@ def _terms(*inputs) -> tuple:
         joint = np.sqrt(np.sqrt(_fourth(compute) + _fourth(memory) + _fourth(latency)))
         longest = np.maximum(np.maximum(compute, memory), latency)
         extra = np.where(whole, 0.0, c.split_s)
-        possible = whole | ((split <= c.max_splits) & (k >= K_STEP * split))
-        total = longest + c.blend * (joint - longest) + np.where(possible, extra, np.inf)
+        total = longest + c.blend * (joint - longest) + np.where(split <= most, extra, np.inf)
         return total, extra, compute, memory, latency
 
-    total, extra, compute, memory, latency = quickest(way, MENU, max(map(np.ndim, inputs)))
+    menu = (*TILES.T[..., None], SPLITS[SPLITS <= np.max(most)])
+    total, extra, compute, memory, latency = quickest(way, menu, max(map(np.ndim, inputs)))
     chip = Chip(bandwidth, sms, l2)
     q = quantise_time(
         m, k, chip=chip, act_bytes_per_el=a, kernel_s=0.0, row_s=c.quantise_row_s, memory_fraction=c.quantise_fraction,
