@@ -38,6 +38,10 @@ def test_numbers_stay_numbers():
     assert in_blocks(lambda a, b: (a + b, a * b), [2.0, 3], 2) == [5.0, 6.0]
 
 
+def test_no_points_no_results():
+    assert [x.shape for x in in_blocks(lambda a, b: (a.max(), b), [np.empty((4, 0)), 3.0], 2)] == [(4, 0)] * 2
+
+
 @pytest.mark.parametrize("shape", [(), (5,), (3, 4)])
 def test_the_quickest_is_the_first_of_the_least(shape):
     menu = np.arange(3.0)[:, None], np.array([2.0, 0.5, 2.0, 1.0])

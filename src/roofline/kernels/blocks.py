@@ -21,6 +21,8 @@ def in_blocks(formula: Callable[..., tuple], inputs: list[Array], outputs: int, 
     if is_scalar(*inputs):
         return [np.asarray(x)[()] for x in formula(*map(float, inputs))]
     shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
+    if 0 in shape:
+        return [np.empty(shape)] * outputs
     order = sorted(range(len(shape)), key=shape.__getitem__)
     arrays = [_placed(x, len(shape)).transpose(order) if np.ndim(x) else float(x) for x in inputs]
     if math.prod(shape) <= block:
@@ -30,7 +32,7 @@ def in_blocks(formula: Callable[..., tuple], inputs: list[Array], outputs: int, 
     joined = [np.empty(shape) for _ in range(outputs)]
     turned = [x.transpose(order) for x in joined]
     for cut in cuts(turned[0].shape, block):
-        part = formula(*(x if np.ndim(x) == 0 else _cut(x, cut) for x in arrays))
+        part = formula(*(x if isinstance(x, float) else _cut(x, cut) for x in arrays))
         for whole, piece in zip(turned, part, strict=True):
             whole[cut] = piece
     return joined

@@ -15,7 +15,7 @@ from roofline.kernels.elementwise import quantise_time, warm_share
 TILES = np.array([(16, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 128)], float)
 SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 K_STEP = 64  # elements of K that a block consumes at a time; a split keeps at least one step
-BLOCK = 1024  # points evaluated at once: with their candidates a term is 0.25 MB, so that all of them stay in cache
+BLOCK = 2048  # points evaluated at once: with their candidates 0.1 to 0.5 MB a term, so that all of them stay in cache
 
 
 @dataclass(frozen=True, slots=True)
