@@ -1,12 +1,9 @@
-"""The planner: hypothesis tests of what must never happen, the searches against brute force, refusals, speed."""
+"""The planner: hypothesis tests of what must never happen, the searches against brute force, refusals."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +54,7 @@ slos = st.builds(
     ttft_at=st.sampled_from([0.5, 0.9, 0.99]),
     goodput=st.one_of(st.none(), st.floats(0.5, 0.99)),
 )
-EXAMPLES = settings(max_examples=30, deadline=None)
+EXAMPLES = settings(max_examples=30)
 
 
 class TestNever:
@@ -112,7 +109,7 @@ def test_every_fleet_carries_the_load_with_its_spares_down(search, slo, rate, sp
         assert fleet.usd_per_h == pytest.approx(sum(n * o.usd_per_h_replica for o, n in fleet.members))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     costs=st.lists(st.floats(1.0, 20.0), min_size=2, max_size=4),
     able=st.lists(st.floats(1.0, 20.0), min_size=4, max_size=4),
@@ -377,23 +374,3 @@ def test_fleet_of_a_trillion_tokens_a_day():
     r = plan("llama-3.1-70b", ["h100-sxm"], traffic=load, slo=Slo(ttft_s=5.0, tpot_s=0.1), weights="fp8", max_gpus=8)
     assert r.fleet.gpus > 500  # 1,102 requests/s; one H100 prefills some 10,000 tokens of a 70B a second
     assert np.isfinite(r.usd_per_h) and r.fleet.capacity_per_s >= load.rate_per_s * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("model", ["llama-3.1-70b", "deepseek-r1"])
-def test_cold_start_is_quick(model):
-    """70B and 671B on the shipped hardware: 2 to 3 s on an idle core; 5 s is the target, a busy machine gets more."""
-    start = time.process_time()
-    out = subprocess.run(
-        [sys.executable, "-c", f"import roofline as rl, time, resource; r = rl.plan({model!r}, traffic=rl.traffic("
-         "rate_per_s=20, isl=2000, osl=300), slo=rl.Slo(ttft_s=2, tpot_s=0.05)); str(r); "
-         "print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))"],
-        capture_output=True, text=True, check=True, env=_single_threaded(),
-    )  # fmt: skip
-    assert float(out.stdout) < 8.0, f"{out.stdout} s of processor time"
-    assert time.process_time() - start < 1.0
-
-
-def _single_threaded():
-    import os
-
-    return os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
