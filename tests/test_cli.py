@@ -226,7 +226,7 @@ OPTIONS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(model=st.one_of(st.just("llama-3.1-8b"), NAMES), options=st.lists(OPTIONS, max_size=4), as_json=st.booleans())
 def test_estimate_answers_or_refuses(model, options, as_json):
     """Whatever is typed: an answer that is finite, or a message; never another exception."""
@@ -241,7 +241,7 @@ def test_estimate_answers_or_refuses(model, options, as_json):
         assert told["tpot_s"]["value"] > 0
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(text=st.text(max_size=20))
 def test_tokens_are_a_number_or_a_message(text):
     try:

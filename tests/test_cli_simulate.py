@@ -244,7 +244,6 @@ def test_an_interrupt_keeps_what_was_done(monkeypatch, tmp_path):
     assert 200 <= pd.read_csv(out)["finish_s"].notna().sum() < 300
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 def interrupted(after_s: float) -> str:
     """What a run prints that is interrupted so long after it began."""
     command = [sys.executable, "-m", "roofline", *SMALL, "--requests", "2000000", "--json"]
@@ -261,6 +260,7 @@ def interrupted(after_s: float) -> str:
     return out
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_on_a_real_process():
     """Into the run, which would take tens of seconds; a busy machine may still be getting ready, nothing to keep."""
     told = json.loads(next(out for out in map(interrupted, (2.5, 8.0, 20.0)) if out))

@@ -330,7 +330,7 @@ def test_files_that_are_not_gguf(tmp_path):
         from_gguf(tmp_path / "absent.gguf")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_is_a_model_or_a_message(tmp_path, data):
     path = tmp_path / "m.gguf"

@@ -575,7 +575,7 @@ def paths(data: dict, prefix: str = ""):
             yield from paths(value, f"{prefix}{key}.")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from([p for p in paths(h100()) if not p.startswith("sources.")]), JUNK)
 def test_junk_in_any_field_is_an_accelerator_or_a_spec_error(path, junk):
     try:
@@ -584,7 +584,7 @@ def test_junk_in_any_field_is_an_accelerator_or_a_spec_error(path, junk):
         assert len(str(error)) < 3000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=200))
 def test_any_text_is_a_mapping_or_a_spec_error(text):
     try:
@@ -593,7 +593,7 @@ def test_any_text_is_a_mapping_or_a_spec_error(text):
         pass
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text(max_size=60))
 def test_any_name_is_found_or_a_roofline_error(name):
     try:

@@ -595,7 +595,7 @@ def answers(config) -> None:
         sane(parsed)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(SEEDS),
     st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3),
@@ -610,7 +610,7 @@ def test_any_mutation_gives_a_model_or_a_message(seed, changes, family, dropped)
     answers(config | ({"model_type": family} if family else {}))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(SEEDS[-3:]), st.data())
 def test_any_mutation_of_a_quantisation_gives_a_model_or_a_message(seed, data):
     config = copy.deepcopy(seed)
@@ -624,13 +624,13 @@ def test_any_mutation_of_a_quantisation_gives_a_model_or_a_message(seed, data):
     answers(config)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.text(max_size=12), VALUES, max_size=5))
 def test_any_object_gives_a_message(config):
     answers(config)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=200))
 def test_any_text_is_an_object_or_a_message(text):
     try:

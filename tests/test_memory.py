@@ -345,7 +345,7 @@ def test_arrays_equal_scalars():
             assert bool(one.fits) == grid.fits[i, j]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     share=st.floats(0.3, 0.95),
     more=st.floats(0.001, 0.05),

@@ -52,7 +52,7 @@ def plain_lru(requests, capacity):
     return hits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests_st, st.integers(0, 15))
 def test_curve_and_cache_are_lru(requests, capacity):
     truth = plain_lru(requests, capacity)
@@ -64,7 +64,7 @@ def test_curve_and_cache_are_lru(requests, capacity):
     assert [cache.request(ids) for ids in requests] == truth
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(requests_st)
 def test_curve_never_falls(requests):
     rates = hit_curve(requests).rate(np.array([0, 1, 2, 3, 5, 8, 13, np.inf]))
@@ -188,7 +188,7 @@ def test_transfer_floor_of_a_72b():
     assert fetch_s(8192, 2 * 80 * 8 * 128 * 2, 4 * 400e9 / 8) == pytest.approx(13.42e-3, rel=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.floats(1e3, 1e6), st.floats(1e8, 1e12), st.floats(0, 1e-1), st.floats(1e-7, 1e-3), st.floats(0, 1e-7)
 )  # fmt: skip
@@ -215,7 +215,7 @@ def test_tier_order():
     assert dram == pytest.approx(4096 * 327_680 / 25e9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=1), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 4))
 def test_chain_of_tiers_is_one_long_lru(requests, first, second):
     """Blocks found per tier in an exclusive chain of two LRU lists, against the curve cut at the capacities."""

@@ -33,7 +33,7 @@ def where(request):
     return deployment(model, **layout)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 256), st.integers(1, 32_000))
 def test_calibrated_is_never_faster_than_the_datasheet(where, batch, context):
     for t in where.decode_step(float(batch), float(context)).times:
@@ -68,7 +68,7 @@ def test_a_cold_prompt_is_never_faster_than_its_flops():
         assert float(d.prefill_step(1.0, 16384.0).total_s) > bound
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(COLLECTIVES), st.floats(1.0, 1e9), st.sampled_from(engine_names()),
     st.sampled_from(["rtx-3090", "rtx-4090", "rtx-5090", "l40s"]),

@@ -70,7 +70,7 @@ def test_shares_of_yields_by_position():
         yield_shares(ByPosition((0.5, 0.6), conditional=False), 2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0.0, 1.0), st.integers(1, 6), st.integers(1, 400))
 def test_drawn_cycles_follow_the_renewal_theorem(a, k, tokens):
     """Mean and spread of the number of cycles; bounds that no draw leaves."""

@@ -136,7 +136,7 @@ def test_together():
     assert s.at(s.point((2, 1))).isl == 2000
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(most=st.integers(1, 200), sizes=st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(1, 9)))
 def test_blocks_tile_the_grid(most, sizes):
     one = dict.fromkeys(("tp", "pp", "ep", "dp", "cp"), 1)
