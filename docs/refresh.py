@@ -3,8 +3,9 @@
 A ```console block holds `$ command` lines, each followed by its output. A ```text block right after a ```python block
 is what that prints; $ROOFLINE is the checkout. The blocks of a page share one folder and one Python namespace, from top
 to bottom; `text` is the last ```yaml block there. Other languages (```sh) are shown only. A block between
-`<!-- command -->` and `<!-- end -->` comments is what the command prints, as Markdown. `tests/test_docs.py` checks that
-pages are up to date, numbers within 2 %.
+`<!-- command -->` and `<!-- end -->` comments is what the command prints, as Markdown. `roofline` itself is called in
+this process, so its output may go into a pipe but not into a file. `tests/test_docs.py` checks that pages are up to
+date, numbers within 2 %.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from roofline.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {
@@ -95,12 +99,35 @@ def session(shown: str) -> str:
 
 def run(command: str) -> str:
     """What a shell command prints; one that ends in `# refused` has to fail, with a message for people."""
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, encoding="utf-8")
     refused = command.endswith("# refused")
-    if done.returncode != (2 if refused else 0):
-        raise RuntimeError(f"{command}\nended with {done.returncode}\n{done.stdout}{done.stderr}")
-    written = [f"{line}\n" for line in done.stderr.splitlines() if line.startswith("wrote ")]  # but no progress
-    return lines(done.stderr if refused else done.stdout + "".join(written))
+    out = errors = ""
+    for part in command.split(" | "):
+        own = part.startswith("roofline ") and not out
+        code, out, told = called(part) if own else shell(part, out)
+        errors += told
+        if code != (2 if refused else 0):
+            raise RuntimeError(f"{command}\nended with {code}\n{out}{errors}")
+    written = [f"{line}\n" for line in errors.splitlines() if line.startswith("wrote ")]  # but no progress
+    return lines(errors if refused else out + "".join(written))
+
+
+def shell(command: str, given: str = "") -> tuple[int, str, str]:
+    """Exit code, output and messages of a shell command that reads the given text."""
+    done = subprocess.run(command, shell=True, input=given, capture_output=True, text=True, encoding="utf-8")
+    return done.returncode, done.stdout, done.stderr
+
+
+def called(command: str) -> tuple[int, str, str]:
+    """The same of a `roofline` command without redirections, in this process: starting takes longer than answering."""
+    words = shlex.split(command.replace("\\\n", ""), comments=True)
+    out, errors = io.StringIO(), io.StringIO()
+    code = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            main([os.path.expandvars(word) for word in words[1:]])
+        except SystemExit as left:
+            code = left.code
+    return code, out.getvalue(), errors.getvalue()
 
 
 def lines(text: str) -> str:
