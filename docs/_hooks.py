@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -229,3 +230,23 @@ def _cell(found: re.Match) -> str:
     length = len(re.sub(r"<[^>]*>", "", found[1]))
     kind = "whole" if length <= SHORT else "long" if length >= LONG else "medium"
     return found[0].replace("<td", f'<td class="{kind}"', 1)
+
+
+# The search looks for words of the documentation, not of the code: that would be more than half of its index.
+SOURCE = re.compile(r'<details class="mkdocstrings-source">.*?</details>', re.DOTALL)
+PLACE = "<!-- source code -->"
+_sources: dict[str, list[str]] = {}
+
+
+@event_priority(1)  # the search has 0
+def on_page_context(context, page, **_):
+    """Take source code out of a page before it is indexed."""
+    _sources[page.url] = SOURCE.findall(page.content)
+    page.content = SOURCE.sub(PLACE, page.content)
+    return context
+
+
+def on_post_page(output: str, page, **_) -> str:
+    """Put it back."""
+    sources = iter(_sources.pop(page.url))
+    return re.sub(PLACE, lambda _: next(sources), output)
