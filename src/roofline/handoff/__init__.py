@@ -37,7 +37,7 @@ def launch_plan(r: Recommendation, engine: str) -> str:
         out += ["", f"# {n} x {what} on {d.plan.gpus} x {d.accelerator.name} each", started.text]
         out += ["# its log should say"] + [f"#   {line}" for line in log_lines(d, length)]
     rate, t = r.traffic.rate_per_s, r.traffic
-    told = ", ".join(f"{k[:-2].upper()} {milliseconds(v)}" for k, v in r.latencies.items())
+    told = ", ".join(f"{r.slo.name_of(k)} {milliseconds(v)}" for k, v in r.latencies.items())
     out += [
         "",
         f"# under the planned load users should see {told}; to check (then: roofline compare bench.json):",
