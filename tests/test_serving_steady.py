@@ -7,6 +7,7 @@ import pytest
 
 from roofline.deployment import deployment
 from roofline.errors import InputError, UnknownNameError
+from roofline.serving.capacity import room_of
 from roofline.serving.lengths import as_lengths, fixed, uniform
 from roofline.serving.load import rules, step_kinds
 from roofline.serving.recipes import with_scheduler
@@ -169,7 +170,7 @@ def test_the_batch_of_a_rate_solves_littles_law():
     state = steady_state(where, isl=isl, osl=osl, rate_per_s=fastest * rng.choice([0.02, 0.3, 0.8, 0.97, 0.999], 2000))
     site = Site(
         step_table(where), rules(where.engine.scheduler, isl, 1, {}), as_lengths(isl), as_lengths(osl), 0.0,
-        state.batch / state.kv_occupancy, (step_table(where).graph_batch - 1.0) / 2.0,
+        room_of(where, as_lengths(isl), as_lengths(osl)), (step_table(where).graph_batch - 1.0) / 2.0,
     )  # fmt: skip
     rate, kinds = state.utilisation * fastest, step_kinds(site.table, site.load(1.0), site.rules)
     batch = batch_at(site, kinds, rate, tpot_open(site, kinds, site.cap))

@@ -7,6 +7,7 @@ import pytest
 
 from roofline.deployment import deployment
 from roofline.errors import InfeasibleError
+from roofline.serving.capacity import prompts_again, room_of
 from roofline.serving.lengths import fixed, uniform
 from roofline.serving.recipes import with_graphs
 from roofline.serving.steady import steady_state
@@ -44,26 +45,50 @@ def test_closed_form_and_simulator_agree(model, hardware, tp, engine, isl, osl, 
         load = {"isl": uniform(isl, 0.8), "osl": uniform(osl, 0.8), "concurrency": float(concurrency)}
         state = steady_state(where, **load, burst_share=concurrency / requests)
         if float(state.kv_occupancy) > 0.85:
-            continue  # full pools preempt, which only the simulator knows
+            continue  # test_full_pools
         assert result["tpot_mean_s"] == pytest.approx(float(state.tpot_s), rel=tpot)
         assert result["e2e_mean_s"] == pytest.approx(float(state.e2e_s), rel=tpot)
         assert result["ttft_mean_s"] == pytest.approx(float(state.ttft_s), rel=ttft)
 
 
-@pytest.mark.parametrize(("isl", "osl"), [(1024, 8192), (2048, 2048), (8192, 1024)])
-@pytest.mark.parametrize("crowd", [1.2, 2.0])
-def test_full_pools_evict(isl, osl, crowd):
-    """More clients than the pool holds: who is evicted waits after the first token, the others before it."""
-    where = deployment("llama-3.1-70b", "h100-sxm", tp=4, weights="fp8")
-    ask = {"isl": uniform(isl, 0.8), "osl": uniform(osl, 0.8), "burst_share": 1 / 6}
-    clients = int(crowd * float(steady_state(where, concurrency=1e4, **ask).batch))
-    trace = closed_loop(clients, isl, osl, 6 * clients)
+FULL = [("vllm", 1024, 8192, 0.8), ("vllm", 2048, 2048, 0.8), ("vllm", 8192, 1024, 0.8), ("sglang", 1024, 1024, 0.8),
+        ("vllm", 2048, 2048, 0.1), ("vllm", 2048, 2048, 1.0), ("tensorrt-llm", 2048, 2048, 0.8)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "isl", "osl", "low"), FULL)
+@pytest.mark.parametrize("crowd", [0.9, 1.0, 1.2, 2.0, 4.0])
+def test_full_pools(engine, isl, osl, low, crowd):
+    """About as many clients as the pool holds, and more: E2E and TPOT within 6 %, the prompts computed within 15 %.
+
+    Between none and half more than fit TTFT is the difference of large times: 30 % of a wait that is 2 to 10 % of E2E.
+    """
+    where = deployment("llama-3.1-70b", "h100-sxm", tp=4, weights="fp8", engine=engine)
+    ask = {"isl": uniform(isl, low), "osl": uniform(osl, low), "burst_share": 1 / 6}
+    clients = int(crowd * float(steady_state(where, concurrency=1e5, **ask).batch))
+    trace = closed_loop(clients, isl, osl, 6 * clients, low=low)
     result = simulate(trace, deployed(where, trace))
-    assert result.preempted.mean() > 0.05
-    state = steady_state(where, concurrency=float(clients), **ask)
-    assert result.summary()["tpot_mean_s"] == pytest.approx(float(state.tpot_s), rel=0.05)
-    # prompts computed again are not in the closed form
-    assert 0.85 < float(state.e2e_s) / result.summary()["e2e_mean_s"] < 1.0
+    state, seen = steady_state(where, concurrency=float(clients), **ask), result.summary()
+    assert float(state.e2e_s) == pytest.approx(seen["e2e_mean_s"], rel=0.06)
+    assert float(state.tpot_s) == pytest.approx(seen["tpot_mean_s"], rel=0.08)
+    if crowd >= 2.0:
+        assert float(state.ttft_s) == pytest.approx(seen["ttft_mean_s"], rel=0.15)
+    if crowd >= 1.0:
+        assert (result.preempted.sum() > 0) == (engine != "tensorrt-llm")
+
+
+@pytest.mark.parametrize("growth", [0.125, 1.0, 8.0])
+def test_evicted_sequences_bring_their_answers_length_again(growth):
+    """Prompt tokens computed again for each answer: its own length, less where a step ends one: within 7 %."""
+    where = deployment("llama-3.1-70b", "h100-sxm", tp=4, weights="fp8")
+    isl, osl = int(4096 / growth**0.5), int(4096 * growth**0.5)
+    ask = {"isl": uniform(isl, 0.8), "osl": uniform(osl, 0.8)}
+    seats = float(steady_state(where, concurrency=1e5, **ask).batch)
+    trace = closed_loop(int(3 * seats), isl, osl, int(18 * seats))
+    result = simulate(trace, deployed(where, trace))
+    room = room_of(where, ask["isl"], ask["osl"])
+    assert room.growth == pytest.approx(growth, rel=0.01)
+    computed = result.totals["prompt_tokens_computed"] / result.isl.sum()
+    assert 1.0 + prompts_again(room, seats, ask["osl"]) == pytest.approx(computed, rel=0.07)
 
 
 def test_open_loop_agrees():

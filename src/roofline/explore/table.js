@@ -38,47 +38,36 @@ const tableAnswers = (() => {
       return table.cases[index * table.layout.length + layout];
     }
 
-    // Logarithms of TTFT and TPOT at `running`, between nodes below the seats and the seats.
-    function along(values, load, seats, running) {
-      const nodes = axes.concurrency, n = nodes.length, loads = axes.isl.length * axes.osl.length;
-      let k = 0;
-      while (k < n - 1 && nodes[k + 1] <= running) k += 1;
-      const last = k + 1 >= n || nodes[k + 1] >= seats;
-      const high = last ? Math.max(seats, nodes[k]) : nodes[k + 1];
-      const low = Math.log(nodes[k]), way = Math.log(high) - low;
-      const w = way > 0 ? (Math.log(Math.max(running, nodes[k])) - low) / way : 0;
+    // Logarithms of TTFT and TPOT of so many requests, between the nodes next to it.
+    function along(values, load, seats, requests) {
+      const nodes = [...axes.concurrency, ...axes.crowd.map((x) => x * seats)], loads = axes.isl.length * axes.osl.length;
+      let low = 0, high = -1;
+      nodes.forEach((node, k) => {
+        if (node <= requests && node > nodes[low]) low = k;
+        if (node > requests && (high < 0 || node < nodes[high])) high = k;
+      });
+      const way = high < 0 ? 0 : Math.log(requests / nodes[low]) / Math.log(nodes[high] / nodes[low]);
+      const w = Math.min(Math.max(way, 0), 1);
       return [0, 1].map((quantity) => {
-        const row = (quantity * loads + load) * (n + 1);
-        return (1 - w) * Math.log(values[row + k]) + w * Math.log(values[row + (last ? n : k + 1)]);
+        const row = (quantity * loads + load) * nodes.length;
+        return (1 - w) * Math.log(values[row + low]) + w * Math.log(values[row + Math.max(high, 0)]);
       });
     }
 
-    // Time that an evicted sequence waits, over that of its decoding: capacity.evicted.
-    function evicted(waiting, growth) {
-      if (!(waiting * growth > 0)) return 0;
-      return (waiting ** -3 + (growth / (1 + 0.65 * growth)) ** -3) ** (-1 / 3);
-    }
-
     function serving(found, isl, osl, concurrency) {
-      const values = read(found, "serving"), held = read(found, "seats"), outgrown = read(found, "growth");
+      const values = read(found, "serving"), held = read(found, "seats");
       const [i, u] = place(axes.isl, isl), [j, v] = place(axes.osl, osl);
-      const logs = [0, 0];
-      let seats = 0, growth = 0;
-      for (const [di, dj] of [[0, 0], [0, 1], [1, 0], [1, 1]]) {
-        const weight = (di ? u : 1 - u) * (dj ? v : 1 - v);
+      const corners = [[0, 0], [0, 1], [1, 0], [1, 1]].map(([di, dj]) => {
         const load = (i + di) * axes.osl.length + j + dj;
-        const here = held[load];
-        const found2 = along(values, load, here, Math.min(concurrency, here));
-        logs[0] += weight * found2[0];
-        logs[1] += weight * found2[1];
-        seats += weight * Math.log(here);
-        growth += weight * outgrown[load];
+        return { load, here: held[load], weight: (di ? u : 1 - u) * (dj ? v : 1 - v) };
+      });
+      const seats = Math.exp(corners.reduce((sum, { here, weight }) => sum + weight * Math.log(here), 0));
+      const full = Math.min(Math.max(1 + Math.log2(concurrency / seats / axes.crowd[0]), 0), 1);
+      const logs = [0, 0];
+      for (const { load, here, weight } of corners) {
+        along(values, load, here, concurrency * (here / seats) ** full).forEach((x, q) => { logs[q] += weight * x; });
       }
-      seats = Math.exp(seats);
-      const ttft = Math.exp(logs[0]), tpot = Math.exp(logs[1]), gaps = (osl - 1) * tpot;
-      const waiting = Math.max(concurrency - Math.max(seats, found.dp), 0) / seats;
-      const stalled = evicted(waiting, growth);
-      return { ttft: ttft + waiting * (ttft + gaps) - stalled * gaps, tpot: tpot * (1 + stalled),
+      return { ttft: Math.exp(logs[0]), tpot: Math.exp(logs[1]),
         running: Math.max(Math.min(concurrency, seats), 1), seats };
     }
 

@@ -23,7 +23,6 @@ from roofline.estimates import bandwidth_utilisation, estimate, flops_utilisatio
 from roofline.explore.answer import memory_view, plan_name, price_of, regime_view, roofline_view
 from roofline.explore.question import Menu, Question
 from roofline.parallel import Plan
-from roofline.serving.capacity import evicted, outgrown
 from roofline.serving.steady import steady_state
 from roofline.step import PARTS, StepTime
 
@@ -32,8 +31,9 @@ OSL = 2.0 ** np.arange(4, 13)
 CONCURRENCY = 2.0 ** np.arange(0, 11)
 BATCH = 2.0 ** np.arange(0, 11)
 CONTEXT = 2.0 ** np.arange(7, 19)
-AXES = {"isl": ISL, "osl": OSL, "concurrency": CONCURRENCY, "batch": BATCH, "context": CONTEXT}
-SERVING = ("ttft_s", "tpot_s")  # the first without the wait for a seat, which has a formula
+CROWD = np.array([0.85, 0.95, 1.0, 1.1, 1.4, 2.0, 5.0, 1024.0])
+AXES = {"isl": ISL, "osl": OSL, "concurrency": CONCURRENCY, "crowd": CROWD, "batch": BATCH, "context": CONTEXT}
+SERVING = ("ttft_s", "tpot_s")
 STEP = (*PARTS, "total", "low", "high", "mfu", "mbu")
 OP = ("intensity", "flops_per_s", "share")
 TINY = 1e-30  # the page takes logarithms
@@ -117,10 +117,9 @@ def case(q: Question, menus: Menu) -> tuple[dict[str, Any], list[np.ndarray]]:
     found = about | {
         "longest": where.model.max_positions or None,
         "resident": encoded(resident * where.plan.dp),
-        "dp": at.dp,
+        "dp": where.plan.dp,
         "serving": encoded(at.serving),
         "seats": encoded(at.seats),
-        "growth": encoded(at.growth),
         "decode": encoded(step_terms(where, decode, BATCH[:, None], (BATCH.size, CONTEXT.size))),
         "prefill": encoded(step_terms(where, prefill, 1.0, (ISL.size,))),
         "decode_ops": names, "decode_points": encoded(ops),
@@ -135,10 +134,8 @@ def case(q: Question, menus: Menu) -> tuple[dict[str, Any], list[np.ndarray]]:
 class Served:
     """A replica under closed loops, tabulated."""
 
-    serving: np.ndarray  # SERVING over (isl, osl, concurrency), one more concurrency at the end: as many as have seats
+    serving: np.ndarray  # SERVING over (isl, osl, load): CONCURRENCY, then CROWD times the seats
     seats: np.ndarray  # of the replica, over (isl, osl)
-    growth: np.ndarray  # `capacity.outgrown`, over (isl, osl)
-    dp: int
 
 
 def served(where: Deployment) -> Served:
@@ -146,43 +143,39 @@ def served(where: Deployment) -> Served:
     isl, osl = ISL[:, None, None], OSL[:, None]
     state = steady_state(where, isl=isl, osl=osl, concurrency=CONCURRENCY)
     seats = np.asarray(state.batch / state.kv_occupancy, float)[..., :1]
-    full = steady_state(where, isl=isl, osl=osl, concurrency=seats)
+    full = steady_state(where, isl=isl, osl=osl, concurrency=seats * CROWD)
     shape = (ISL.size, OSL.size)
     columns = [
-        np.concatenate([np.broadcast_to(np.asarray(f(s), float), (*shape, n)) for s, n in
-                        ((state, CONCURRENCY.size), (full, 1))], axis=-1)
-        for f in (lambda s: s.ttft_s - s.seat_s, lambda s: s.tpot_s)
+        np.concatenate([np.broadcast_to(np.asarray(getattr(s, name), float), (*shape, n)) for s, n in
+                        ((state, CONCURRENCY.size), (full, CROWD.size))], axis=-1)
+        for name in SERVING
     ]  # fmt: skip
-    held = seats[..., 0]
-    growth = outgrown(where, ISL[:, None], OSL, held / where.plan.dp)
-    return Served(np.stack(columns), np.broadcast_to(held, shape), np.broadcast_to(growth, shape), where.plan.dp)
+    return Served(np.stack(columns), np.broadcast_to(seats[..., 0], shape))
 
 
 def between(at: Served, isl: Array, osl: Array, concurrency: Array) -> tuple[Array, Array]:
     """TTFT and TPOT of loads between the nodes.
 
-    Formula:  at the four nodes around (isl, osl), as many as run, r = min(concurrency, seats), between the nodes of
-              concurrency below the seats and the seats themselves; then the mean of the four; all in logarithms.
-              Others wait for a seat, w = max(C - max(seats, dp), 0)/seats for each: w (TTFT + (osl - 1) TPOT), of which
-              (osl - 1) TPOT times `capacity.evicted` after the first token
-    Args:     at; isl, osl, concurrency [-], one-dimensional
+    Formula:  at each of the four nodes around (isl, osl) between those of the load, then the mean of the four, all in
+              logarithms; the load there: C, from half as many as have seats on growing into C s/seats, with s seats at
+              that node and seats those of this load
+    Args:     at; isl, osl, concurrency C [-], one-dimensional
     Returns:  (ttft_s, tpot_s)
     Assumes:  loads inside the axes
     Error:    `interpolation_error`
     Source:   linear interpolation
     """
     (i, u), (j, v) = (_place(axis, x) for axis, x in ((ISL, isl), (OSL, osl)))
-    logs, held, growth = 0.0, 0.0, 0.0
-    for di, dj in product((0, 1), (0, 1)):
-        weight = np.where(di, u, 1.0 - u) * np.where(dj, v, 1.0 - v)
-        here = at.seats[i + di, j + dj]
-        logs = logs + weight * _along(at.serving[:, i + di, j + dj], here, np.minimum(concurrency, here))
-        held = held + weight * np.log(here)
-        growth = growth + weight * at.growth[i + di, j + dj]
-    (ttft, tpot), held = np.exp(logs), np.exp(held)
-    waiting, gaps = np.maximum(concurrency - np.maximum(held, at.dp), 0.0) / held, (osl - 1.0) * tpot
-    stalled = np.where(waiting * growth > 0, evicted(waiting, growth), 0.0)
-    return ttft + waiting * (ttft + gaps) - stalled * gaps, tpot * (1.0 + stalled)
+    corners = [
+        (i + di, j + dj, np.where(di, u, 1.0 - u) * np.where(dj, v, 1.0 - v)) for di, dj in product((0, 1), (0, 1))
+    ]
+    seats = np.exp(sum(weight * np.log(at.seats[k, m]) for k, m, weight in corners))
+    full = np.clip(1.0 + np.log(concurrency / seats / CROWD[0]) / np.log(2.0), 0.0, 1.0)
+    logs = 0.0
+    for k, m, weight in corners:
+        here = at.seats[k, m]
+        logs = logs + weight * _along(at.serving[:, k, m], here, concurrency * (here / seats) ** full)
+    return tuple(np.exp(logs))
 
 
 def _place(axis: np.ndarray, x: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -191,17 +184,16 @@ def _place(axis: np.ndarray, x: Array) -> tuple[np.ndarray, np.ndarray]:
     return i, np.log(x / axis[i]) / np.log(axis[i + 1] / axis[i])
 
 
-def _along(values: np.ndarray, seats: Array, running: Array) -> np.ndarray:
-    """Logarithms of values [quantity, load, node] at `running`, between nodes below the seats and the seats."""
-    k = np.clip(np.searchsorted(CONCURRENCY, running, side="right") - 1, 0, CONCURRENCY.size - 1)
-    last = (k + 1 >= CONCURRENCY.size) | (CONCURRENCY[np.minimum(k + 1, CONCURRENCY.size - 1)] >= seats)
-    high = np.where(last, np.maximum(seats, CONCURRENCY[k]), CONCURRENCY[np.minimum(k + 1, CONCURRENCY.size - 1)])
-    low, far = np.log(CONCURRENCY[k]), np.log(high)
-    way = np.where(far > low, far - low, 1.0)
-    w = np.where(far > low, (np.log(np.maximum(running, CONCURRENCY[k])) - low) / way, 0.0)
-    rows = np.arange(np.size(running))
-    above = values[:, rows, np.where(last, CONCURRENCY.size, np.minimum(k + 1, CONCURRENCY.size - 1))]
-    return (1.0 - w) * np.log(values[:, rows, k]) + w * np.log(above)
+def _along(values: np.ndarray, seats: Array, load: Array) -> np.ndarray:
+    """Logarithms of values [quantity, case, node] at `load`, between the nodes next to it."""
+    rows, load = np.arange(load.size), load[:, None]
+    few = np.broadcast_to(CONCURRENCY, (rows.size, CONCURRENCY.size))
+    nodes = np.concatenate([few, seats[:, None] * CROWD], axis=1)
+    low = np.where(nodes <= load, nodes, 0.0).argmax(axis=1)
+    high = np.where(nodes > load, nodes, np.inf).argmin(axis=1)
+    first, last = nodes[rows, low], nodes[rows, high]
+    w = np.clip(np.log(load[:, 0] / first) / np.where(last > first, np.log(last / first), np.inf), 0.0, 1.0)
+    return (1.0 - w) * np.log(values[:, rows, low]) + w * np.log(values[:, rows, high])
 
 
 def step_terms(where: Deployment, step: StepTime, sequences: Array, shape: tuple[int, ...]) -> np.ndarray:

@@ -2,53 +2,146 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.memory.footprint import limits
+from roofline.serving.lengths import Lengths, of_mean
 
-FILLED = 0.6  # mean share of its output that a running sequence holds, when admission waits for the pool
 LENGTHS = np.concatenate(([1.0], 2.0 ** np.arange(6, 22.01, 0.5)))
 
 
-def held_tokens(isl: Array, osl: Array, reserved: bool = False) -> Array:
-    """Cached tokens of a running sequence as the pool sees them on average.
+def held_tokens(isl: Array, osl: Array | Lengths, reserved: bool = False) -> Array:
+    """Cached tokens of a running sequence, on average.
 
-    Formula:  I + 0.6 O; I + O where room for the whole answer is taken on admission
-    Source:   step model of the end-to-end rows: a little above the mean, as engines keep a reserve to avoid preemption
+    Formula:  I + O (1 + cv^2)/2; I + O where room for the whole answer is taken on admission
+    Source:   derivation: a long answer is met more often than a short one, and on average half of it is there
     """
-    return isl + (1.0 if reserved else FILLED) * np.asarray(osl, float)
+    outputs = osl if isinstance(osl, Lengths) else of_mean(osl)
+    share = 1.0 if reserved else (1.0 + np.square(outputs.cv)) / 2.0
+    return isl + share * np.asarray(outputs.mean, float)
 
 
-def evicted(waiting: Array, growth: Array) -> Array:
-    """Time that an evicted sequence waits for its room again, over that of its decoding.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a rank has for the KV of running sequences, and how they fill it."""
 
-    Formula:  (w^-3 + d^-3)^(-1/3), d = a/(1 + 0.65 a): all who wait hold a first token where few wait, and no more than
-              were let in while answers were short where many do
-    Args:     waiting w [-]: requests without a seat per seat; growth a [-]: by which sequences grow on average after
-              they were let in, 0.6 O/I; 0 where room for the whole answer is taken at once
-    Returns:  [-], at most w
-    Assumes:  a prompt is let in as soon as it fits, the last one in gives way; the constants are tuned to the event
-              simulator, 18 loads of 256 to 8,192 + 1,024 to 8,192 tokens and 1.2 to 4 requests a seat: within 0.07
-    Source:   derivation
+    fits: Array  # running sequences, of the mean length of those
+    most: Array  # sequences that the engine lets run together
+    growth: Array = 0.0  # room of a sequence at its end over that at its start, less 1; 0 where all is taken at once
+    spread: Array = 0.0  # standard deviation of what a running sequence holds, over its mean
+
+    @property
+    def held(self) -> Array:
+        """Sequences that run on average where some always wait, as far as the pool is concerned.
+
+        Formula:  fits - 1/(2 + a): half of what the next one needs to start is left over on average
+        Source:   derivation
+        """
+        return self.fits - 1.0 / (2.0 + self.growth)
+
+    @property
+    def seats(self) -> Array:
+        """Sequences that can run together, at least one."""
+        return np.maximum(np.minimum(self.held, self.most), 1.0)
+
+    def running(self, wanted: Array, apart: Array = 1.0) -> tuple[Array, Array]:
+        """Of `wanted` requests those that run on average, and the share of the time in which not all can.
+
+        Formula:  n = min(C, most), x = n - held, b = n - (f(x + h)^2 - f(x - h)^2)/(4 h), share d(n - b)/dn,
+                  f(y) = s ln(1 + e^(y/s)), s = 1.15 spread sqrt(n)
+                  h = n a (1 - apart)/(2 + a), a: growth
+        Args:     wanted C [-]; apart [-]: share of an answer's time over which the starts of all are spread; 1: evenly,
+                  0: all start together, and all are long at the same time
+        Returns:  both [-]
+        Assumes:  what n sequences hold lies evenly within h of its mean, as they grow together, and by chance nearly
+                  normally about that; h = 0: (n - b) at held as for a normal one
+        Source:   mean and share of the excess over what there is; a sawtooth averaged over `apart` of its period
+        """
+        n = np.minimum(wanted, self.most)
+        x, s = n - self.held, np.maximum(1.15 * self.spread * np.sqrt(n), 1e-9)
+        h = np.maximum(n * self.growth * (1.0 - apart) / (2.0 + self.growth), 1e-3 * s)
+        high, low = (s * np.logaddexp(0.0, y / s) for y in (x + h, x - h))
+        share = [y * (0.5 + 0.5 * np.tanh(0.5 * z / s)) for y, z in ((high, x + h), (low, x - h))]
+        ran = n - (high**2 - low**2) / (4.0 * h)
+        return np.clip(ran, 1.0, n), np.clip((share[0] - share[1]) / (2.0 * h), 0.0, 1.0)
+
+
+def prompts_again(room: Room, batch: Array, outputs: Lengths) -> Array:
+    """Prompts that are computed again for each answer, because sequences were evicted, where some always wait.
+
+    Formula:  a exp(-b/O)
+    Args:     room: growth a [-]; batch b [-]; outputs: mean O [steps]
+    Returns:  [prompts], of the room that a prompt takes
+    Assumes:  between two ends of answers the batch grows by a prompts' room (O tokens), which who was let in last has
+              to give back; none has to where a step ends an answer, which leaves more room than a step takes: b/O of
+              them on average, by chance
+    Error:    against the event simulator: docs/serving.md
+    Source:   derivation: room is conserved; the last admitted, or shortest, gives way (vLLM, SGLang)
     """
-    w, d = np.maximum(waiting, 1e-9), np.maximum(growth / (1.0 + 0.65 * growth), 1e-9)
-    return (w**-3.0 + d**-3.0) ** (-1.0 / 3.0)
+    return room.growth * np.exp(-batch / outputs.mean)
 
 
-def outgrown(deployment: Deployment, isl: Array, osl: Array, fits: Array, most: Array | None = None) -> Array:
-    """By which share sequences outgrow, on average, the room that they were let in for.
+def time_evicted(room: Room, batch: Array, outputs: Lengths) -> Array:
+    """Time for which a sequence is evicted over that of its decoding, where some always wait.
 
-    Formula:  held_tokens/I - 1; 0 where whole answers have their room, or seats are the limit and not the pool
-    Args:     isl, osl [tokens]; fits [sequences]: of `kv_sequences`; most [sequences]: None takes the engine's limit
+    Formula:  d = min(max(g, 0)/4 + 1/(b/N1 + sqrt(b)/N2), most/fits - 1)
+              by waves:  g = ln((a^2 + (1 + a)^2 t^2)/(a^2 + t^2))/2 + ln(sin(pi w)/(pi w)), t = 2 pi
+              by chance: N1 = (a + a^2 (1 + c^2)/2) exp(-b/O), N2 = a sqrt((1 + c^2)(1 + 5 c^2)/12)
+    Args:     batch b [-]; outputs: mean O, c = cv, width of their range over the mean w, at most 1
     Returns:  [-]
-    Source:   scheduler rules of vLLM, TensorRT-LLM and SGLang
+    Assumes:  a: growth of the room. An end leaves room for 1 + a prompts, which end together one answer later: a wave
+              grows by exp(g) each time unless lengths spread it again; it stops growing when that share of the
+              sequences is put off by up to half an answer, a quarter on average.
+              By chance the number let in so far runs ahead of those that have room by N1 (ends at random against even
+              growth), and by no more than what all hold varies, sqrt(b) N2
+    Error:    against a loop over single steps, 40 to 500 sequences, a from 0.1 to 16: 0.03 to 0.1; answers of exactly
+              one length up to 0.4 low
+    Source:   derivation: roots near 2 pi i of (1 - f(z))(1 + z I) = -z f'(z), f the transform of the lengths: room is
+              conserved while all run on; highest point so far of a random walk with that drift
     """
-    if deployment.engine.scheduler.reserve_output:
-        return 0.0
+    a, c2, turn = room.growth, np.square(outputs.cv), 4.0 * np.pi**2
+    width = np.minimum((1.0 - outputs.ratio_min) * outputs.longest / outputs.mean, 1.0)
+    grows = np.log((a**2 + (1.0 + a) ** 2 * turn) / (a**2 + turn)) / 2.0 + np.log(np.maximum(np.sinc(width), 1e-9))
+    ahead = a * (1.0 + a * (1.0 + c2) / 2.0) * np.exp(-batch / outputs.mean)
+    varies = a * np.sqrt((1.0 + c2) * (1.0 + 5.0 * c2) / 12.0)
+    chance = 1.0 / (batch / np.maximum(ahead, 1e-12) + np.sqrt(batch) / np.maximum(varies, 1e-12))
+    seats_left = np.maximum(room.most / np.maximum(room.fits, 1.0) - 1.0, 0.0)
+    return np.minimum(np.maximum(grows, 0.0) / 4.0 + chance, seats_left)
+
+
+def room_of(
+    deployment: Deployment,
+    prompts: Lengths,
+    outputs: Lengths,
+    cached: Array = 0.0,
+    prefixes: Array = 0.0,
+    most: Array | None = None,
+) -> Room:
+    """The room of one attention-data-parallel rank for sequences of these lengths.
+
+    Formula:  fits at I + O (1 + c^2)/2 (`held_tokens`); growth a = s(I + O)/s(I) - 1, s: share of the pool;
+              spread hypot(cv of prompts, a sqrt((1 + c^2)(1 + 5 c^2)/12))/(1 + a (1 + c^2)/2);
+              where room for whole answers is taken: fits at I + O, growth 0, spread of I + O
+    Args:     prompts, outputs [tokens]; cached, prefixes, most: as `kv_sequences` has them
+    Returns:  Room
+    Source:   derivation: moments of what is there of an answer under way, lengths gamma distributed
+    """
     limit = most_seqs(deployment) if most is None else most
-    return np.where(fits < limit, held_tokens(isl, osl) / isl - 1.0, 0.0)
+    reserved = deployment.engine.scheduler.reserve_output
+    isl, osl, c2 = np.asarray(prompts.mean, float), np.asarray(outputs.mean, float), np.square(outputs.cv)
+    fits = kv_sequences(deployment, held_tokens(isl, outputs, reserved), cached, prefixes, np.inf)
+    if reserved:
+        spread = np.hypot(prompts.cv * isl, outputs.cv * osl) / (isl + osl)
+        return Room(fits, limit, 0.0, spread)
+    first, last = (kv_sequences(deployment, x, cached, prefixes, np.inf) for x in (isl, isl + osl))
+    growth = np.where(last > 0, first / np.maximum(last, 1e-12) - 1.0, 0.0)
+    varied = np.hypot(prompts.cv, growth * np.sqrt((1.0 + c2) * (1.0 + 5.0 * c2) / 12.0))
+    mean = 1.0 + growth * (1.0 + c2) / 2.0
+    return Room(fits, limit, growth, varied / mean)
 
 
 def most_seqs(deployment: Deployment) -> float:

@@ -209,7 +209,7 @@ def pooled_state(
     ranks = pools.decode_workers * pools.decode.plan.dp
     table, context, s = step_table(pools.decode), prompts.mean + outputs.mean / 2.0, pools.decode.speculation
     steps_each = outputs.mean if s is None else in_cycles(outputs, s.shares).mean
-    held = held_tokens(prompts.mean, outputs.mean, pools.decode.engine.scheduler.reserve_output)
+    held = held_tokens(prompts.mean, outputs, pools.decode.engine.scheduler.reserve_output)
     slots = np.minimum(pools.slots, np.maximum(kv_sequences(pools.decode, held), 1.0) * ranks)
     padding = 0.0 if rate_per_s is None else (table.graph_batch - 1.0) / 2.0  # as a steady state has it
 

@@ -25,11 +25,16 @@ class Load:
     batch: Array  # sequences that decode together
     padding: Array = 0.0  # mean number by which graphs are larger than the batch
     grown: float = 1.0  # tokens by which a step lengthens a sequence; osl counts steps
+    osl_cv2: Array = 0.0  # squared coefficient of variation of the outputs
+    prompts: Array = 1.0  # computed for each answer: more than one where sequences are evicted
 
     @property
     def context(self) -> Array:
-        """Mean cached tokens of a decoding sequence."""
-        return self.new + self.past + self.grown * self.osl / 2.0
+        """Mean cached tokens of a decoding sequence; long answers are met more often.
+
+        Formula:  I + O (1 + cv^2)/2
+        """
+        return self.new + self.past + self.grown * self.osl * (1.0 + self.osl_cv2) / 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,19 +78,44 @@ def wave_steps(batch: Array, per_step: Array) -> Array:
     return 1.0 + others / np.minimum(per_step, np.maximum(others, 1.0))
 
 
+def steps_away(load: Load, r: Rules) -> Array:
+    """Steps from one prompt of a seat to its next.
+
+    Formula:  O + late [+ 1 mixed]
+    Returns:  [steps] without those of a prompt of mine that waits
+    Source:   derivation
+    """
+    return load.osl + r.late + (1.0 if r.mixed else 0.0)
+
+
+def apart(load: Load, r: Rules, waves: Array) -> Array:
+    """Share of an answer's time over which the starts of all who run together are spread.
+
+    Formula:  W/c of `window_steps`
+    Args:     waves J [-]: requests of a run per seat, inf where nothing ever started together
+    Returns:  [-] at most 1
+    Source:   derivation
+    """
+    cycle = steps_away(load, r)
+    wave = wave_steps(load.batch, prompts_per_step(load, r)) if r.mixed else 0.0
+    return window_steps(load, cycle, wave, waves)[0] / cycle
+
+
 def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[Array, Array]:
     """Steps over which the ends of one wave of a closed loop are spread, and how far chance spreads them.
 
-    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, n))
+    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, (p - 1) c, n))
     Args:     cycle c [steps]: from one prompt of a seat to its next; wave n [steps]: of the prompts of all seats,
-              prompts first: 0; waves J: requests of a run per seat, inf where nothing ever started together
+              prompts first: 0; waves J: requests of a run per seat, inf where nothing ever started together;
+              p: prompts computed for each answer
     Returns:  W [steps], and the share of W^2 that is not the even pace of the first wave [-]
     Assumes:  after j answers of uniform length the ends differ by a deviation sqrt(j) times that of one; 2/3 sqrt(J) is
-              the mean of sqrt(j); the first wave is spread by its own prompt steps, unless decodes wait for them all
+              the mean of sqrt(j); the first wave is spread by its own prompt steps, unless decodes wait for them all;
+              who is evicted falls out of step
     Source:   derivation
     """
     apart = 2.0 / 3.0 * np.sqrt(np.where(np.isfinite(waves), waves, 0.0)) * (1.0 - load.osl_ratio) * load.osl_longest
-    spread = np.where(np.isfinite(waves), apart, cycle)
+    spread = np.where(np.isfinite(waves), np.hypot(apart, (load.prompts - 1.0) * cycle), cycle)
     whole = np.maximum(np.hypot(spread, wave), 1.0)
     return np.minimum(cycle, whole), (spread / whole) ** 2
 
@@ -98,12 +123,13 @@ def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[A
 def lockstep(load: Load, r: Rules, waves: Array) -> Array:
     """Whether requests that started together end together.
 
-    Formula:  r = 1, J finite, prompts first: nobody decodes while others wait, so nobody gets ahead
+    Formula:  r = 1, J finite, prompts first: nobody decodes while others wait, so nobody gets ahead; p < 3/2: few are
+              evicted
     Args:     waves J [-]
     Returns:  bool
     Source:   derivation
     """
-    return (load.osl_ratio >= 1.0) & np.isfinite(waves) & (not r.mixed)
+    return (load.osl_ratio >= 1.0) & np.isfinite(waves) & (load.prompts < 1.5) & (not r.mixed)
 
 
 def together(mean: Array) -> Array:
@@ -122,15 +148,15 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
     """How prompts fall into steps where whoever gets an answer asks again.
 
     Formula:  every step ends as many answers as it gives last tokens, however long it lasts: x = N (b - 1)/W prompts
-              arrive between two looks at the queue (N = 1 but for polling)
+              arrive between two looks at the queue (N = 1 but for polling); where sequences are evicted, p for each
                 W = max(window_steps, b f/s): the tokeniser serves one at a time
-                k = x/(1 - exp(-x)) share a step where any do; holding: at least 1 + h (b - 1)/W; lockstep: b;
+                k = p x/(1 - exp(-x)) share a step where any do; holding: at least 1 + h (b - 1)/W; lockstep: b;
                     j = min(k, g) of them in one step
-                tp  = D + m (S(j) - D)/j, m = min(g, (1 - 1/(2 J)) ((b - k) + (k - j)/2)/a) prompts beside one of my
+                tp  = D + m (S(j) - D)/j, m = min(g, (1 - 1/(2 J)) p ((b - k) + (k - j)/2)/a) prompts beside one of my
                       tokens; prompts first: S(j) in place of S(j) - D. Those of my own step do not delay me, of those
                       let in with me half come later; J waves: the last has no next one, whose prompts delay half of it
                 a   = O + late [+ 1 mixed] steps without a prompt of mine that waits
-                p   = share of steps that carry a prompt: 1 - c min(exp(-x), 1 - rho), rho = (b - 1)/(W g), c: chance,
+                p   = share of steps that carry a prompt: 1 - c min(exp(-x), 1 - rho), rho = p (b - 1)/(W g), c: chance,
                       but not in the 1.5 first of the window; prompts first: of decodes that
                       follow one
                 q   = wait for others to be let in: Sakasegawa's for rho, at most sqrt(c b/pi) prompts (a queue that b
@@ -140,29 +166,28 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
     """
     b, f = load.batch, r.request_s
     g = prompts_per_step(load, r)
-    away = load.osl + r.late + (1.0 if r.mixed else 0.0)
-    running = load
-    if r.mixed and np.any(b > g * away):  # who waits for room does not decode
-        running = replace(load, batch=np.maximum(np.minimum(b, g * away), 1.0))
+    away, running = steps_away(load, r), load
+    if r.mixed and np.any(b * load.prompts > g * away):  # who waits for room does not decode
+        running = replace(load, batch=np.maximum(np.minimum(b, g * away / load.prompts), 1.0))
         g = prompts_per_step(running, r)
-    wave, cycle = (wave_steps(b, g), np.maximum(away, b / g)) if r.mixed else (0.0, away)
+    cycle = np.maximum(away, b * load.prompts / g) if r.mixed else away
     steps = step_kinds(table, running, r)
     decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
     base = decode if r.mixed else 0.0
     fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
-    window, chance = window_steps(load, cycle, wave, waves)
+    window, chance = window_steps(load, cycle, wave_steps(b, g) if r.mixed else 0.0, waves)
     locked = lockstep(load, r, waves)
     tp = decode
     for _ in range(CLOSED):
         arrivals = (b - 1.0) / np.maximum(window, b * f / (tp if r.mixed else decode))  # per step
         seen = arrivals * np.maximum(r.poll, 1.0)
         k = np.maximum(together(seen), np.where(r.hold > 0, 1.0 + arrivals * r.hold, 1.0))
-        k = np.minimum(np.where(locked, b, k), most)
+        k = np.minimum(np.where(locked, b, k) * load.prompts, most)
         inside = np.minimum(k, g)
         each = steps.with_prompts_s(inside)
-        beside = (1.0 - 0.5 / waves) * (b - k + (k - inside) / 2.0) / away
+        beside = load.prompts * (1.0 - 0.5 / waves) * (b - k + (k - inside) / 2.0) / away
         tp = decode + (np.minimum(beside, g) if r.mixed else beside) * (each - base) / inside
-    rho = np.minimum(arrivals / g, 1.0)
+    rho = np.minimum(arrivals * load.prompts / g, 1.0)
     some = 1.0 - chance * np.minimum(np.exp(-seen), 1.0 - rho)
     busy = np.maximum(1.0 - 1.5 / window, 0.0) * some
     company = np.minimum(np.maximum(1.0 + seen, k), most)

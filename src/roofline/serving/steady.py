@@ -15,13 +15,14 @@ import numpy as np
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import InputError, check_numbers
-from roofline.serving.capacity import evicted, held_tokens, kv_sequences, outgrown
+from roofline.serving.capacity import Room, prompts_again, room_of, time_evicted
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
 from roofline.serving.queueing import Latencies, Spread, end_to_end, full_share, queue_wait
 from roofline.serving.rhythm import (
     CALM,
     Rhythm,
+    apart,
     closed_rhythm,
     lockstep,
     open_rhythm,
@@ -53,7 +54,7 @@ class SteadyState(Latencies):
     concurrency: Array  # requests in the system
     utilisation: Array  # load over what the replica can do; 1 where a closed loop waits for seats
     osl: Array
-    kv_occupancy: Array  # sequences running over sequences that fit
+    kv_occupancy: Array  # sequences running over those that can, on average
     feasible: Array  # False where not even one sequence fits
     seat_s: Array  # of the mean TTFT: the wait for a seat where all are taken
 
@@ -111,19 +112,18 @@ def steady_state(
             check_numbers(name, value)
     prompts, outputs = as_lengths(isl), as_lengths(osl)
     r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
-    held = held_tokens(prompts.mean, outputs.mean, deployment.engine.scheduler.reserve_output)
-    fits = kv_sequences(deployment, held, cached, prefixes, max_seqs)
-    site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), np.maximum(fits, 1.0))
+    room = room_of(deployment, prompts, outputs, cached, prefixes, max_seqs)
+    feasible = np.minimum(room.fits, room.most) >= 1.0
+    site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), room)
     s = deployment.speculation
     if s is not None:
         r = replace(r, verified=site.table.verified)
         site = replace(site, rules=r, outputs=in_cycles(outputs, s.shares), grown=s.tokens)
     if concurrency is not None:
-        site = replace(site, growth=outgrown(deployment, prompts.mean, outputs.mean, fits, max_seqs))
-        state = _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, fits >= 1.0)
+        state = _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, feasible)
     else:
         site = replace(site, padding=(site.table.graph_batch - 1.0) / 2.0)
-        state = _open(site, np.asarray(rate_per_s, float), arrivals_cv2, deployment.plan.dp, fits >= 1.0)
+        state = _open(site, np.asarray(rate_per_s, float), arrivals_cv2, deployment.plan.dp, feasible)
     return state if s is None else _per_token(state, outputs, s.shares)
 
 
@@ -144,48 +144,61 @@ class Site:
     prompts: Lengths
     outputs: Lengths
     cached: Array
-    cap: Array
+    room: Room
     padding: float = 0.0  # a batch that comes and goes is, on average, padded by half the distance of two graphs
     grown: float = 1.0  # tokens that a step brings a sequence; outputs count steps
-    growth: Array = 0.0  # by which sequences outgrow the room that they were let in for
 
-    def load(self, batch: Array) -> Load:
-        """What `batch` such requests ask of it."""
+    @property
+    def cap(self) -> Array:
+        """Sequences that can run together."""
+        return self.room.seats
+
+    def load(self, batch: Array, prompts: Array = 1.0) -> Load:
+        """What `batch` such requests ask of it, `prompts` of them computed for each answer."""
         new, o = np.maximum(self.prompts.mean - self.cached, 1.0), self.outputs
-        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, self.padding, self.grown)
+        cv2 = np.square(o.cv)
+        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, self.padding, self.grown, cv2, prompts)
 
 
 def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasible: Array) -> SteadyState:
     wanted = np.maximum(concurrency / dp, 1.0)
-    load = site.load(np.minimum(wanted, site.cap))
-    waves = np.where(np.asarray(burst_share) > 0, wanted / load.batch / np.maximum(burst_share, 1e-12), np.inf)
+    room, most = site.room, np.minimum(wanted, site.cap)
+    waves, spread = np.inf, 1.0
+    if started := bool(np.any(np.asarray(burst_share) > 0)):
+        waves = np.where(np.asarray(burst_share) > 0, wanted / most / np.maximum(burst_share, 1e-12), np.inf)
+        spread = apart(site.load(most), site.rules, waves)
+    batch, short = room.running(wanted, spread)
+    waiting, gone = np.maximum(wanted / batch - 1.0, 0.0), time_evicted(room, batch, site.outputs)
+    few = waiting / np.maximum(gone, 1e-9)
+    gone, again = gone * np.tanh(few / 2.0), np.minimum(short, np.tanh(few)) * prompts_again(room, batch, site.outputs)
+    load = site.load(batch, 1.0 + again)
     beat = closed_rhythm(site.table, load, site.rules, waves)
     steady = ttft_closed(site.rules, beat, np.minimum(load.batch - 1.0, 1.0))
-    waiting = np.maximum(wanted / site.cap - 1.0, 0.0)
-    stalled = np.where(waiting * site.growth > 0, evicted(waiting, site.growth), 0.0)
     burst = steady
-    if np.any(np.asarray(burst_share) > 0):
+    if started:
         again = ttft_burst(site.table, load, site.rules, beat.decode_s)
         burst, steady = again + site.rules.cold_s, np.where(lockstep(load, site.rules, waves), again, steady)
     floor, rest = _floor(beat, steady)
     earliest = np.minimum(floor, burst)
     sd = _spread(beat, rest)
     gaps_s = np.maximum(site.outputs.mean - 1.0, 0.0) * beat.tpot_s
-    rest = rest + np.maximum(load.batch * prompt_s(site.table, load, site.rules) - (steady + gaps_s), 0.0)
+    rest = rest + np.maximum(load.prompts * batch * prompt_s(site.table, load, site.rules) - (steady + gaps_s), 0.0)
     # a seat is held from the prompt to the last token; who is evicted waits for one after the first
-    seats = waiting * (floor + rest + gaps_s) - stalled * gaps_s
-    sd, tpot_s = np.hypot(sd, seats * site.outputs.cv), beat.tpot_s * (1.0 + stalled)
-    ttft = Spread(floor, rest + seats, sd, burst_share, earliest + seats, 2.0 * burst - earliest + seats)
+    seats = waiting * (floor + rest + gaps_s) - gone * gaps_s
+    sd, tpot_s = np.hypot(sd, seats * site.outputs.cv), beat.tpot_s * (1.0 + gone)
+    # of those that start together the first have seats, and the last wait as long as all do later
+    sooner = seats * waiting / (1.0 + waiting)
+    ttft = Spread(floor, rest + seats, sd, burst_share, earliest, 2.0 * burst - earliest + sooner)
     tpot = Spread(0.0, tpot_s, TPOT_CV * tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
     return SteadyState(
         ttft,
         tpot,
         end_to_end(ttft, tpot, site.outputs.mean, site.outputs.cv),
-        batch=load.batch * dp,
+        batch=batch * dp,
         concurrency=concurrency,
-        utilisation=np.where(wanted > site.cap, 1.0, load.batch / site.cap),
+        utilisation=most / site.cap,
         osl=site.outputs.mean,
-        kv_occupancy=load.batch / site.cap,
+        kv_occupancy=batch / site.cap,
         feasible=feasible,
         seat_s=seats,
     )
@@ -203,6 +216,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     slope = np.maximum(tpot_open(site, kinds, level * 1.1) - here, 0.0) / (0.1 * level)
     free, rho = np.maximum(site.cap - level, 0.0), np.minimum(utilisation, CALM)
     more, sd = _company(wanted, np.minimum(slope * wanted / here, CROWDED), free, arrivals_cv2)
+    more = np.clip(osl * inside * full_s - level, 0.0, more)  # tokens come no slower than from full seats
     load = site.load(np.minimum(level + more, site.cap))
     beat = open_rhythm(site.table, load, site.rules, inside)
     steady = ttft_open(site.rules, beat)
@@ -331,8 +345,8 @@ def _picked(site: Site, where: np.ndarray) -> Site:
     def each(record):
         return replace(record, **{f.name: chosen(getattr(record, f.name)) for f in fields(record)})
 
-    rows = each(site.rules), each(site.prompts), each(site.outputs)
-    return Site(site.table, *rows, chosen(site.cached), chosen(site.cap), site.padding, site.grown)
+    rules, *rows = each(site.rules), each(site.prompts), each(site.outputs)
+    return Site(site.table, rules, *rows, chosen(site.cached), each(site.room), site.padding, site.grown)
 
 
 def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array, step_sd_s: Array) -> Spread:
