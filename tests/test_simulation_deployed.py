@@ -52,7 +52,7 @@ def test_closed_form_and_simulator_agree(model, hardware, tp, engine, isl, osl, 
 
 
 FULL = [("vllm", 1024, 8192, 0.8), ("vllm", 2048, 2048, 0.8), ("vllm", 8192, 1024, 0.8), ("sglang", 1024, 1024, 0.8),
-        ("vllm", 2048, 2048, 0.1), ("vllm", 2048, 2048, 1.0), ("tensorrt-llm", 2048, 2048, 0.8)]  # fmt: skip
+        ("vllm", 2048, 2048, 0.1), ("vllm", 2048, 2048, 1.0), ("tensorrt-llm", 4096, 4096, 0.8)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("engine", "isl", "osl", "low"), FULL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,16 +74,20 @@ class Room:
 def prompts_again(room: Room, batch: Array, outputs: Lengths) -> Array:
     """Prompts that are computed again for each answer, because sequences were evicted, where some always wait.
 
-    Formula:  a exp(-b/O)
+    Formula:  a E[max(1 - N (1 + 1/a)/v, 0)], N Poisson with mean v = b/O; a exp(-v) while b < I + O
     Args:     room: growth a [-]; batch b [-]; outputs: mean O [steps]
-    Returns:  [prompts], of the room that a prompt takes
-    Assumes:  between two ends of answers the batch grows by a prompts' room (O tokens), which who was let in last has
-              to give back; none has to where a step ends an answer, which leaves more room than a step takes: b/O of
-              them on average, by chance
-    Error:    against the event simulator: docs/serving.md
-    Source:   derivation: room is conserved; the last admitted, or shortest, gives way (vLLM, SGLang)
+    Returns:  [prompts], counted by the room that a prompt takes
+    Assumes:  while a step ends no answer the batch grows by b tokens, which those who were let in last have to give
+              back: an answer's length, O = a prompts, between two ends. N answers that end in a step leave room for
+              N (1 + a) prompts, against the b/I that the step takes; of N the terms up to 3 are summed
+    Error:    against a loop over single steps, a from 0.1 to 40, b/O up to 0.4: 7 %
+    Source:   derivation: room is conserved; who was let in last, or has made least, gives way (vLLM, SGLang)
     """
-    return room.growth * np.exp(-batch / outputs.mean)
+    ends, a = batch / outputs.mean, np.maximum(room.growth, 1e-12)
+    left = sum(
+        ends**n / math.factorial(n) * np.maximum(1.0 - n * (1.0 + 1.0 / a) / ends, 0.0) for n in range(4)
+    )  # fmt: skip
+    return room.growth * np.exp(-ends) * left
 
 
 def time_evicted(room: Room, batch: Array, outputs: Lengths) -> Array:

@@ -29,6 +29,14 @@ class Load:
     prompts: Array = 1.0  # computed for each answer: more than one where sequences are evicted
 
     @property
+    def evictions(self) -> Array:
+        """Mean number of times that a sequence is evicted: each time its prompt and part of its answer come again.
+
+        Formula:  (p - 1)/(1 + O/(4 I)): a quarter of the answer is there by then
+        """
+        return (self.prompts - 1.0) / (1.0 + self.grown * self.osl / (4.0 * self.new))
+
+    @property
     def context(self) -> Array:
         """Mean cached tokens of a decoding sequence; long answers are met more often.
 

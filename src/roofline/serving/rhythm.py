@@ -104,10 +104,10 @@ def apart(load: Load, r: Rules, waves: Array) -> Array:
 def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[Array, Array]:
     """Steps over which the ends of one wave of a closed loop are spread, and how far chance spreads them.
 
-    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, (p - 1) c, n))
+    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, e c, n))
     Args:     cycle c [steps]: from one prompt of a seat to its next; wave n [steps]: of the prompts of all seats,
               prompts first: 0; waves J: requests of a run per seat, inf where nothing ever started together;
-              p: prompts computed for each answer
+              e: evictions an answer
     Returns:  W [steps], and the share of W^2 that is not the even pace of the first wave [-]
     Assumes:  after j answers of uniform length the ends differ by a deviation sqrt(j) times that of one; 2/3 sqrt(J) is
               the mean of sqrt(j); the first wave is spread by its own prompt steps, unless decodes wait for them all;
@@ -115,7 +115,7 @@ def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[A
     Source:   derivation
     """
     apart = 2.0 / 3.0 * np.sqrt(np.where(np.isfinite(waves), waves, 0.0)) * (1.0 - load.osl_ratio) * load.osl_longest
-    spread = np.where(np.isfinite(waves), np.hypot(apart, (load.prompts - 1.0) * cycle), cycle)
+    spread = np.where(np.isfinite(waves), np.hypot(apart, load.evictions * cycle), cycle)
     whole = np.maximum(np.hypot(spread, wave), 1.0)
     return np.minimum(cycle, whole), (spread / whole) ** 2
 
@@ -123,13 +123,13 @@ def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[A
 def lockstep(load: Load, r: Rules, waves: Array) -> Array:
     """Whether requests that started together end together.
 
-    Formula:  r = 1, J finite, prompts first: nobody decodes while others wait, so nobody gets ahead; p < 3/2: few are
+    Formula:  r = 1, J finite, prompts first: nobody decodes while others wait, so nobody gets ahead; e < 1/2: few are
               evicted
     Args:     waves J [-]
     Returns:  bool
     Source:   derivation
     """
-    return (load.osl_ratio >= 1.0) & np.isfinite(waves) & (load.prompts < 1.5) & (not r.mixed)
+    return (load.osl_ratio >= 1.0) & np.isfinite(waves) & (load.evictions < 0.5) & (not r.mixed)
 
 
 def together(mean: Array) -> Array:

@@ -57,11 +57,7 @@ class SteadyState(Latencies):
     kv_occupancy: Array  # sequences running over those that can, on average
     feasible: Array  # False where not even one sequence fits
     seat_s: Array  # of the mean TTFT: the wait for a seat where all are taken
-
-    @property
-    def requests_per_s(self) -> Array:
-        """Requests answered per second (Little's law)."""
-        return self.concurrency / self.e2e_s
+    requests_per_s: Array  # answered, by Little's law
 
     @property
     def tokens_per_s(self) -> Array:
@@ -190,10 +186,11 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     sooner = seats * waiting / (1.0 + waiting)
     ttft = Spread(floor, rest + seats, sd, burst_share, earliest, 2.0 * burst - earliest + sooner)
     tpot = Spread(0.0, tpot_s, TPOT_CV * tpot_s * np.minimum(1.0, np.log1p(load.batch) / 4.0))
+    e2e = end_to_end(ttft, tpot, site.outputs.mean, site.outputs.cv)
     return SteadyState(
         ttft,
         tpot,
-        end_to_end(ttft, tpot, site.outputs.mean, site.outputs.cv),
+        e2e,
         batch=batch * dp,
         concurrency=concurrency,
         utilisation=most / site.cap,
@@ -201,6 +198,7 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
         kv_occupancy=batch / site.cap,
         feasible=feasible,
         seat_s=seats,
+        requests_per_s=concurrency / (e2e.mean + burst_share * (seats - 0.5 * sooner)),  # once as many wait as later
     )
 
 
@@ -238,6 +236,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
         e2e,
         batch=load.batch * dp,
         concurrency=np.minimum(rate, fastest * dp) * e2e.mean,
+        requests_per_s=np.minimum(rate, fastest * dp),
         utilisation=utilisation,
         osl=osl,
         kv_occupancy=load.batch / site.cap,
