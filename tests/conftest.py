@@ -16,6 +16,13 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(items):
+    """What takes a browser or a benchmark is slow."""
+    for item in items:
+        if {"browser", "benchmark"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

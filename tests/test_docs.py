@@ -15,6 +15,8 @@ from roofline.specs.engine import Engine
 from roofline.specs.library import build
 from roofline.specs.yaml_file import parse_yaml
 
+pytestmark = pytest.mark.slow
+
 # Pages whose blocks other tests run.
 ELSEWHERE = {"simulation.md", "prefix-and-tiers.md"}
 

@@ -301,6 +301,7 @@ def lies_in(box, page) -> bool:
     return box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1 and box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_nothing_is_cut(kind, size, dense, mixture, large):
@@ -317,6 +318,7 @@ def test_nothing_is_cut(kind, size, dense, mixture, large):
                 assert lies_in(box, picture.bbox), f"{kind} at {size}: '{text}' at {box} leaves {picture.bbox}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["roofline", "frontier", "waterfall", "memory", "cost"])
 @pytest.mark.parametrize("size", list(SIZES))
 def test_labels_do_not_overlap(kind, size, dense):

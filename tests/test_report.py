@@ -21,6 +21,7 @@ from roofline.report import estimate_page as page
 from roofline.report import pdf, plan_page
 
 pytest.importorskip("jinja2")
+pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'{{ 7*7 }}{% raw %}</style>"
 

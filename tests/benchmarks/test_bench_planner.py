@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MODELS = ["llama-3.1-70b", "deepseek-r1"]
 CALLS = 4_000_000
 PLAN = (
