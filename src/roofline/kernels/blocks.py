@@ -11,6 +11,10 @@ from roofline.arrays import Array, cuts, is_scalar
 
 BLOCK = 4096  # points evaluated at once, so that the candidates of a large table stay in cache
 
+# Once an array of this size (8 MB) has been freed, glibc keeps what is freed for the next temporaries (mallopt(3), the
+# dynamic M_MMAP_THRESHOLD). Having pages back from the system would cost as much as the arithmetic on them.
+np.empty(1 << 20)
+
 
 def in_blocks(formula: Callable[..., tuple], inputs: list[Array], outputs: int, block: int = BLOCK) -> list[Array]:
     """Return the `outputs` results of an elementwise formula of inputs that broadcast, evaluated a block at a time.
