@@ -116,7 +116,15 @@ class Deployment:
 
     def steps(self, *steps: tuple[Sequences, ...]) -> list[StepTime]:
         """Several steps at once: their ops are priced together, which costs little more than one of them."""
-        parts = [self.ops(*groups) for groups in steps]
+        return self._together([self.ops(*groups) for groups in steps])
+
+    def passes(self, *groups: Sequences, encoder_tokens: Array = 0.0) -> tuple[StepTime, list[StepTime]]:
+        """A step over all pipeline stages, and over each of them: alike for the most part, and priced together."""
+        stages = (None, *range(self.plan.pp))
+        whole, *each = self._together([self.ops(*groups, stage=s, encoder_tokens=encoder_tokens) for s in stages])
+        return whole, each
+
+    def _together(self, parts: list[list[Op]]) -> list[StepTime]:
         times = iter(op_times([op for ops in parts for op in ops], self.machine, self.plan))
         kept = [len(executed(ops, self.machine, self.plan)) for ops in parts]
         return [self._composed([next(times) for _ in range(n)]) for n in kept]
@@ -183,8 +191,7 @@ class Deployment:
         """The pass of one micro-batch, the seconds of its slowest stage, and how many micro-batches there are."""
         pp, batch = self.plan.pp, np.asarray(batch, float)
         micro = np.maximum(batch / pp, np.minimum(batch, 1.0))
-        whole = self.step(*groups(micro), encoder_tokens=encoder_tokens)
-        stages = [self.step(*groups(micro), stage=s, encoder_tokens=encoder_tokens) for s in range(pp)]
+        whole, stages = self.passes(*groups(micro), encoder_tokens=encoder_tokens)
         return whole, np.max([s.total_s for s in stages], axis=0), np.clip(batch, 1.0, pp)
 
     def footprint(self, length: Array, beside: Beside | None = None) -> Footprint:

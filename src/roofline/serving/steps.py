@@ -359,8 +359,9 @@ def _waiting(
     Returns:  Stages; factors on what counts tokens [TOKENS] and on the head [BATCHES]
     """
     pp = deployment.plan.pp
-    *others, last = (deployment.step(every, stage=s).total_s for s in range(pp))
-    before, once = np.max(others, axis=0), deployment.step(every).total_s
+    whole, stages = deployment.passes(every)
+    once, (*others, last) = whole.total_s, (stage.total_s for stage in stages)
+    before = np.max(others, axis=0)
     trip = np.maximum(once, pp * np.maximum(before, last))
     head_s = head.max(axis=0)
     before, last, alone, around = (
