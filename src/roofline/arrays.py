@@ -28,6 +28,22 @@ def smaller(a: Array, b: Array) -> Array:
     return np.minimum(a, b)
 
 
+def where(condition: Array, a: Array, b: Array) -> Array:
+    """np.where, in the same way: a choice of Python's where the condition is a plain number or truth value.
+
+    >>> where(1.0, 2.0, 3.0), where(np.array([True, False]), 2.0, 3.0)
+    (2.0, array([2., 3.]))
+    """
+    if isinstance(condition, (float, int, np.bool_)):
+        return a if condition else b
+    return np.where(condition, a, b)
+
+
+def shape_of(x: Array) -> tuple[int, ...]:
+    """np.shape, in the same way."""
+    return () if isinstance(x, (float, int)) else np.shape(x)
+
+
 def is_scalar(*values: Array) -> bool:
     """Whether all are plain numbers."""
     for v in values:  # a loop, as all() of a generator costs twice as much, and a step asks hundreds of times

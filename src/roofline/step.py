@@ -102,7 +102,10 @@ class StepTime:
     @cached_property
     def evidence(self) -> str:
         """The weakest evidence among the ops that take at least 1 % of the step."""
-        worst = max((_RANK[t.evidence] for t in self.times if self._matters(t)), default=0)
+        worst = 0
+        for t in self.times:
+            if _RANK[t.evidence] > worst and self._matters(t):
+                worst = _RANK[t.evidence]
         return next(name for name, rank in _RANK.items() if rank == worst)
 
     def _matters(self, t: OpTime) -> bool:

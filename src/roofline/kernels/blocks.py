@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from roofline.arrays import Array, cuts, is_scalar
+from roofline.arrays import Array, cuts, is_scalar, shape_of
 
 BLOCK = 4096  # points evaluated at once, so that the candidates of a large table stay in cache
 
@@ -23,16 +23,15 @@ def in_blocks(formula: Callable[..., tuple], inputs: list[Array], outputs: int, 
     axis comes last, as numpy's inner loop.
     """
     if is_scalar(*inputs):
-        return [np.asarray(x)[()] for x in formula(*map(float, inputs))]
-    shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
+        return [float(x) for x in formula(*map(float, inputs))]
+    arrays = [float(x) if is_scalar(x) else np.asarray(x, float) for x in inputs]
+    shape = np.broadcast_shapes(*(x.shape for x in arrays if not isinstance(x, float)))
     if 0 in shape:
         return [np.empty(shape)] * outputs
-    order = sorted(range(len(shape)), key=shape.__getitem__)
-    arrays = [_placed(x, len(shape)).transpose(order) if np.ndim(x) else float(x) for x in inputs]
     if math.prod(shape) <= block:
-        back = np.argsort(order)
-        sorted_shape = tuple(shape[i] for i in order)
-        return [np.broadcast_to(x, sorted_shape).transpose(back) for x in formula(*arrays)]
+        return [x if shape_of(x) == shape else np.broadcast_to(x, shape) for x in formula(*arrays)]
+    order = sorted(range(len(shape)), key=shape.__getitem__)
+    arrays = [x if isinstance(x, float) else _placed(x, len(shape)).transpose(order) for x in arrays]
     joined = [np.empty(shape) for _ in range(outputs)]
     turned = [x.transpose(order) for x in joined]
     for cut in cuts(turned[0].shape, block):
@@ -42,20 +41,18 @@ def in_blocks(formula: Callable[..., tuple], inputs: list[Array], outputs: int, 
     return joined
 
 
-def quickest(way: Callable[..., tuple], menu: tuple[np.ndarray, ...], ndim: int) -> tuple:
+def quickest(way: Callable[..., tuple], menu: np.ndarray, inputs: tuple[Array, ...]) -> tuple:
     """Return the results of `way(*choice)` for the choice of a menu that has the least first result, point by point.
 
-    Args:     way: a formula of one value of each array of `menu` (these broadcast), inf for what is not possible;
-              ndim: axes of its results besides those of the menu, which come first
+    Args:     way: a formula of one value of each row of `menu`, inf for what is not possible; menu [field, choice];
+              inputs: what its results depend on besides; the axis of choices comes before theirs
     """
-    tried = way(*(x.reshape(x.shape + (1,) * ndim) for x in menu))[0]
-    every = [x.reshape(-1) for x in np.broadcast_arrays(*menu)]
-    best = np.argmin(tried.reshape(-1, *tried.shape[tried.ndim - ndim :]), axis=0)
-    return way(*(x[best] for x in every))
+    ndim = max(len(shape_of(x)) for x in inputs)
+    best = np.argmin(way(*menu.reshape(menu.shape + (1,) * ndim))[0], axis=0)
+    return way(*menu[:, best])
 
 
-def _placed(x: Array, ndim: int) -> np.ndarray:
-    x = np.asarray(x, float)
+def _placed(x: np.ndarray, ndim: int) -> np.ndarray:
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from roofline.arrays import larger, smaller, where
 from roofline.kernels.chip import Array, Chip
 from roofline.ops import wire_bytes
 
@@ -129,25 +130,24 @@ def collective_terms(
     """
     (fast_s, fast), (bulk_s, bulk) = _parts(kind, message_bytes, ranks, chip, constants, in_switch)
     first, second = fast_s + fast, bulk_s + bulk
-    return np.minimum(first, second)[()], np.where(first <= second, fast_s, bulk_s)[()]
+    return smaller(first, second), where(first <= second, fast_s, bulk_s)
 
 
 def _parts(kind, b, n, chip: Chip, constants, in_switch):
     """Return (latency, transfer) of the low-latency algorithm and of the better of ring and switch."""
     c = CollectiveConstants() if constants is None else constants
-    b, n = np.asarray(b, float), np.asarray(n, float)
-    alone, n = n <= 1, np.maximum(n, 2.0)
+    alone, n = n <= 1, larger(n * 1.0, 2.0)
     volume = wire_bytes(kind, b, n)
-    pair = np.where(np.asarray(chip.pair_bytes_per_s) > 0, chip.pair_bytes_per_s, np.inf)
-    link = np.minimum(chip.link_bytes_per_s, (n - 1.0) * pair)
-    spread = np.asarray(c.doubling) ** np.log2(n / 2.0)
-    first = np.where((kind == "all_reduce") & (np.asarray(c.one_shot) == 1), (n - 1.0) * b, volume)
+    pair = where(chip.pair_bytes_per_s > 0, chip.pair_bytes_per_s, np.inf)
+    link = smaller(chip.link_bytes_per_s, (n - 1.0) * pair)
+    spread = c.doubling ** np.log2(n / 2.0)
+    first = where(c.one_shot == 1, (n - 1.0) * b, volume) if kind == "all_reduce" else volume
     fast_s = c.fast_s + (n - 1.0) * c.fast_rank_s + c.fast_step_s * b / (b + HALF_BYTES)
-    fast = first / (link * np.minimum(1.0, c.fast_fraction / spread))
+    fast = first / (link * smaller(1.0, c.fast_fraction / spread))
     bulk_s = c.bulk_s + (n - 1.0) * c.bulk_rank_s
-    bulk = volume / (link * np.minimum(1.0, c.bulk_fraction / spread))
+    bulk = volume / (link * smaller(1.0, c.bulk_fraction / spread))
     if kind == "all_reduce":
         switched = (1.0 + 1.0 / n) * b / (link * c.switch_fraction)
-        wins = np.asarray(in_switch, bool) & (n > 2) & (c.switch_s + switched < bulk_s + bulk)
-        bulk_s, bulk = np.where(wins, c.switch_s, bulk_s), np.where(wins, switched, bulk)
-    return [tuple(np.where(alone, 0.0, x) for x in pair) for pair in ((fast_s, fast), (bulk_s, bulk))]
+        wins = in_switch & (n > 2) & (c.switch_s + switched < bulk_s + bulk)
+        bulk_s, bulk = where(wins, c.switch_s, bulk_s), where(wins, switched, bulk)
+    return [tuple(where(alone, 0.0, x) for x in pair) for pair in ((fast_s, fast), (bulk_s, bulk))]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, larger, smaller, where
 from roofline.kernels.blocks import in_blocks, quickest
 from roofline.kernels.chip import Chip
 from roofline.workload import attended_pairs, kv_tokens_read
@@ -113,12 +113,12 @@ def decode_terms(
     width = head_dim + dv
     written = batch * new * (2.0 * heads + kv_heads * (2.0 + kv_bytes_per_el)) * width
     read = kv_tokens_read(new, past, window)
-    group = np.asarray(heads, float) / kv_heads
+    group = heads / kv_heads
     c = DecodeConstants() if constants is None else constants
-    alone = (group <= 1.0) | (np.isfinite(window) & (np.asarray(c.window_grouped) == 0))
-    tokens = read + np.where(np.asarray(past) + new > read, TILE, 0.0)  # a window rarely starts on a tile
+    alone = (group <= 1.0) | (np.isfinite(window) & (c.window_grouped == 0))
+    tokens = read + where(past + new > read, TILE, 0.0)  # a window rarely starts on a tile
     return split_kv_terms(
-        sequences=batch, groups=np.where(alone, heads, kv_heads), rows=np.where(alone, 1.0, group) * new, alone=alone,
+        sequences=batch, groups=where(alone, heads, kv_heads), rows=where(alone, 1.0, group) * new, alone=alone,
         tokens=tokens, cache_bytes=batch * kv_heads * width * kv_bytes_per_el * (read - new), other_bytes=written,
         tile_bytes=TILE * width * kv_bytes_per_el, partial_elements=batch * heads * new * dv,
         row_flops=2.0 * width, flops=2.0 * width * batch * heads * attended_pairs(new, past, window),
@@ -202,10 +202,10 @@ def warm_bandwidth(moved_bytes: Array, l2_bytes: Array, cold: Array, ratio: Arra
     Error:    part of the kernels that use it
     Source:   fit to the tables; with a fourth power decode errs 0.8-1.5 % more on the GPUs with large L2
     """
-    y = np.minimum(moved_bytes / (share * np.maximum(l2_bytes, 1.0)), 1e3)
+    y = smaller(moved_bytes / (share * larger(l2_bytes, 1.0)), 1e3)
     y = y * y * y
     y = y * y
-    return 1.0 + np.where(cold, 0.0, (ratio - 1.0) / (1.0 + y * y))
+    return 1.0 + where(cold, 0.0, (ratio - 1.0) / (1.0 + y * y))
 
 
 def _split_kv(*inputs) -> tuple:
@@ -213,7 +213,7 @@ def _split_kv(*inputs) -> tuple:
     (sequences, groups, rows, alone, tokens, cache, other, tile_bytes, partial, row_flops, flops, peak, cold, bandwidth,
      sms, l2, *values) = inputs  # fmt: skip
     c = DecodeConstants(*values)
-    blocks_in_group = np.maximum(np.ceil(rows / c.group_rows), 1.0)
+    blocks_in_group = larger(np.ceil(rows / c.group_rows), 1.0)
     in_block = c.row_tile * np.ceil(rows / blocks_in_group / c.row_tile)
     rate = bandwidth * c.memory_fraction * warm_bandwidth(cache + other, l2, cold, c.warm_ratio, c.warm_l2_share)
     moved_s = (cache * (1.0 + c.reread * (blocks_in_group - 1.0)) + other) / rate
@@ -224,13 +224,13 @@ def _split_kv(*inputs) -> tuple:
     exact_s = (1.0 - c.padding) * flops / peak
     occupied = sequences * groups * blocks_in_group / sms
     filled = np.ceil(tokens / 32.0)  # parts that are not empty; those store nothing
-    setup = np.where(alone, c.mha_block_s, c.block_s)
-    fixed, most = c.fixed_splits > 0, np.where(alone, c.mha_max_splits, c.max_splits)
-    most = np.maximum(np.minimum(most, tokens / TILE), 1.0)
+    setup = where(alone, c.mha_block_s, c.block_s)
+    fixed, most = c.fixed_splits > 0, where(alone, c.mha_max_splits, c.max_splits)
+    most = larger(smaller(most, tokens / TILE), 1.0)
 
     def way(parts):
         possible = fixed | (parts <= most)
-        parts = np.where(fixed, c.fixed_splits, parts)
+        parts = where(fixed, c.fixed_splits, parts)
         split = parts > 1
         x = occupied * parts
         waves, hidden = _waves(x), _waves(x / c.blocks_per_sm)
@@ -245,8 +245,8 @@ def _split_kv(*inputs) -> tuple:
         total = joint + np.where(possible, setup + extra, np.inf)
         return total, memory, compute, extra
 
-    menu = (SPLITS[SPLITS <= np.max(most)],)
-    time, memory, compute, extra = quickest(way, menu, max(map(np.ndim, inputs)))
+    menu = SPLITS[SPLITS <= np.max(most)]
+    time, memory, compute, extra = quickest(way, menu[None], inputs)
     latency = time - extra - np.maximum(memory, compute)
     return c.launch_s + time, c.launch_s + extra, compute, memory, latency
 

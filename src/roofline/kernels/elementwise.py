@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from roofline.arrays import larger, where
 from roofline.kernels.chip import Array, Chip
 
 L2_SHARE = 0.7  # [-] part of the L2 that a buffer can count on between two calls
@@ -39,9 +40,9 @@ def warm_share(footprint_bytes: Array, l2_bytes: Array, cold: Array = True) -> A
     >>> float(warm_share(35e6, 50e6, cold=False))
     0.5
     """
-    y = np.asarray(footprint_bytes, float) / (L2_SHARE * np.maximum(l2_bytes, 1.0))
+    y = footprint_bytes / (L2_SHARE * larger(l2_bytes, 1.0))
     y = y * y
-    return np.where(cold, 0.0, 1.0 / (1.0 + y * y))[()]
+    return where(cold, 0.0, 1.0 / (1.0 + y * y))
 
 
 def elementwise_time(

@@ -7,13 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
+from roofline.arrays import where
 from roofline.kernels.blocks import in_blocks, quickest
 from roofline.kernels.chip import Array, Chip
 from roofline.kernels.elementwise import quantise_time, warm_share
 
 # What libraries offer: output tiles (m, n) of one thread block, and into how many parts K may be cut.
-TILES = np.array([(16, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 128)], float)
-SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+TILES = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
+SPLITS = (1, 2, 4, 8, 16)
+MENU = np.array([(tm, tn, s) for tm, tn in TILES for s in SPLITS], float).T  # [field, choice]
 K_STEP = 64  # elements of K that a block consumes at a time; a split keeps at least one step
 BLOCK = 2048  # points evaluated at once: with their candidates 0.1 to 0.5 MB a term, so that all of them stay in cache
 
@@ -140,15 +142,15 @@ def _terms(*inputs) -> tuple:
         total = longest + c.blend * (joint - longest) + np.where(split <= most, extra, np.inf)
         return total, extra, compute, memory, latency
 
-    menu = (*TILES.T[..., None], SPLITS[SPLITS <= np.max(most)])
-    total, extra, compute, memory, latency = quickest(way, menu, max(map(np.ndim, inputs)))
+    menu = MENU[:, MENU[2] <= np.max(most)]
+    total, extra, compute, memory, latency = quickest(way, menu, inputs)
     chip = Chip(bandwidth, sms, l2)
     q = quantise_time(
         m, k, chip=chip, act_bytes_per_el=a, kernel_s=0.0, row_s=c.quantise_row_s, memory_fraction=c.quantise_fraction,
         cold=cold,
     )  # fmt: skip
-    q = np.where(quantise, q, 0.0)
-    fixed = c.launch_s + np.where(quantise, c.quantise_s, 0.0)
+    q = where(quantise, q, 0.0)
+    fixed = c.launch_s + where(quantise, c.quantise_s, 0.0)
     return fixed + total + q, fixed + extra, compute, memory, latency, q
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from roofline.arrays import larger
+from roofline.arrays import larger, shape_of
 from roofline.kernels.times import OpTime, exactly
 from roofline.machine import Machine
 from roofline.ops import Op
@@ -53,7 +53,7 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
         if _matches(sheet.op.name, profile.beside):
             times[i] = _beside(sheet, machine)
             continue
-        shape = np.shape(sheet.total_s)
+        shape = shape_of(sheet.total_s)
         if shape:  # scalars are priced faster than compared
             same = twins.setdefault(_shapes(sheet.op), [])
             same.append(i)

@@ -103,4 +103,4 @@ def regime_names(terms: Any) -> Array | str:
 
 def named(regimes: Array) -> Array | str:
     """Regimes of one op: text for scalars, an array of names for arrays."""
-    return str(regimes) if np.ndim(regimes) == 0 else regimes
+    return regimes if isinstance(regimes, np.ndarray) and regimes.ndim else str(regimes)

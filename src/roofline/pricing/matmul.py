@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, shape_of
 from roofline.calibrated import Calibrated
 from roofline.kernels.elementwise import WARM_SHARE
 from roofline.kernels.gemm import UNTILED, GemmConstants, GemmTerms, gemm_terms
@@ -17,6 +17,7 @@ from roofline.kernels.routing import uniform_loads
 from roofline.kernels.times import OpTime
 from roofline.machine import Machine
 from roofline.ops import Experts, Gemm
+from roofline.precision import Format
 from roofline.pricing.common import (
     REGIMES,
     band,
@@ -57,28 +58,48 @@ def _absorbed(sheet: OpTime, machine: Machine) -> OpTime:
 def _plain(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
     """Plain matrix products; independent products (`batch`) run one after another inside one launch."""
     ops: list[Gemm] = [sheet.op for sheet in sheets]
-    default = GemmConstants() if _tiled(machine) else UNTILED
-    found = [machine.constants("gemm", table_format(op.weight, machine), default) for op in ops]
-    quantised = [_quantises(op, machine) for op in ops]
-    shape = np.shape(sheets[0].total_s)
-    tail = (len(ops),) + (1,) * len(shape)
-    native = [machine.accelerator.is_native(machine.operand(op.weight)) for op in ops]
+    rules = {id(op.weight): op.weight for op in ops}
+    rules = {key: _multiplied(weight, machine) for key, weight in rules.items()}
+    each = [rules[id(op.weight)] for op in ops]
+    shape = shape_of(sheets[0].total_s)
     terms = gemm_terms(
         *(stacked([getattr(op, side) for op in ops], len(shape)) for side in ("m", "n", "k")),
         chip=machine.chip,
-        peak_flops_per_s=np.array([machine.peak_flops_per_s(op) for op in ops]).reshape(tail),
+        peak_flops_per_s=stacked([r.peak_flops_per_s for r in each], len(shape)),
         weight_bytes_per_el=stacked([_weight_bytes_per_el(op) for op in ops], len(shape)),
-        act_bytes_per_el=np.array([op.weight.act_bits / 8.0 if n else 2.0 for op, n in zip(ops, native)]).reshape(tail),
-        quantise=np.array(quantised, float).reshape(tail),
-        constants=records(found, len(shape)),
+        act_bytes_per_el=stacked([r.act_bytes_per_el for r in each], len(shape)),
+        quantise=stacked([float(r.quantises and not op.static_scales) for r, op in zip(each, ops)], len(shape)),
+        constants=records([r.found for r in each], len(shape)),
     )  # fmt: skip
     regimes = Regimes(terms)
-    launches = np.broadcast_to(terms.launch_s, np.shape(terms.time_s))
+    seconds, launches = terms.time_s, terms.launch_s
+    if not shape:  # plain numbers are added up faster
+        seconds, launches = seconds.tolist(), launches.tolist()
     out = []
-    for i, op in enumerate(ops):
-        total = launches[i] + (terms.time_s[i] - launches[i]) * op.batch
-        out.append(timed(sheets[i], total, launches[i], found[i], partial(regimes.of, i)))
+    for i, (sheet, op, r) in enumerate(zip(sheets, ops, each)):
+        total = launches[i] + (seconds[i] - launches[i]) * op.batch
+        out.append(timed(sheet, total, launches[i], r.found, partial(regimes.of, i)))
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """How a machine multiplies weights of one format."""
+
+    found: Calibrated
+    peak_flops_per_s: float
+    act_bytes_per_el: float
+    quantises: bool  # 16-bit activations have to be quantised first, in a kernel of its own
+
+
+def _multiplied(weight: Format, machine: Machine) -> Multiplied:
+    native = machine.accelerator.is_native(machine.operand(weight))
+    return Multiplied(
+        machine.constants("gemm", table_format(weight, machine), GemmConstants() if _tiled(machine) else UNTILED),
+        machine.matmul_flops_per_s(weight),
+        weight.act_bits / 8.0 if native else 2.0,
+        native and weight.act_bits < 16 and weight.name not in machine.engine.step.fused_quantisers,
+    )
 
 
 @dataclass(frozen=True)
@@ -106,13 +127,6 @@ def _tiled(machine: Machine) -> bool:
 def _weight_bytes_per_el(op: Gemm) -> Array:
     """Bytes of a weight as far as they take time: what lies in the cache moves in `WARM_SHARE` of it."""
     return op.weight.element_bytes * (1.0 - (1.0 - WARM_SHARE) * op.cached)
-
-
-def _quantises(op: Gemm, machine: Machine) -> bool:
-    """Whether a kernel of its own quantises the 16-bit activations before the product."""
-    if op.static_scales or op.weight.name in machine.engine.step.fused_quantisers:
-        return False
-    return op.weight.act_bits < 16 and machine.accelerator.is_native(machine.operand(op.weight))
 
 
 def experts(sheets: list[OpTime], machine: Machine) -> list[OpTime]:
