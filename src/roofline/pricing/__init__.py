@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from roofline.pricing.attention import attentions, latents
 from roofline.pricing.matmul import experts, gemms
 from roofline.pricing.network import collectives, exchanges
 from roofline.pricing.small import elementwise, scores, states
+from roofline.workload import Sequences
 
 # What makes the datasheet times of ops of one kind those of its kernels.
 PRICES: dict[str, Callable[[list[OpTime], Machine], list[OpTime]]] = {
@@ -43,43 +45,42 @@ def op_times(ops: list[Op], machine: Machine, plan: Plan) -> list[OpTime]:
     Returns:  list of OpTime, one per op that runs
     """
     profile = machine.engine.step
-    sheets = [machine.datasheet(op) for op in executed(ops, machine, plan)]
+    ops = executed(ops, machine, plan)
     if profile.kernels == "datasheet":
-        return sheets
-    times: list[OpTime | None] = [None] * len(sheets)
+        return [machine.datasheet(op) for op in ops]
+    first: dict[tuple, int] = {}
+    twins = [first.setdefault(_shapes(op), i) for i, op in enumerate(ops)]  # one of those alike is priced
+    times = {i: machine.datasheet(ops[i]) for i in first.values()}
     batches: dict[tuple, list[int]] = {}
-    twins: dict[tuple, list[int]] = {}
-    for i, sheet in enumerate(sheets):
+    for i, sheet in times.items():
         if _matches(sheet.op.name, profile.beside):
             times[i] = _beside(sheet, machine)
-            continue
-        shape = shape_of(sheet.total_s)
-        if shape:  # scalars are priced faster than compared
-            same = twins.setdefault(_shapes(sheet.op), [])
-            same.append(i)
-            if len(same) > 1:
-                continue
-        batches.setdefault((sheet.op.kind, shape), []).append(i)
+        else:
+            batches.setdefault((sheet.op.kind, shape_of(sheet.total_s)), []).append(i)
     for (kind, _), indices in batches.items():
-        price = PRICES[kind]
-        for i, time in zip(indices, price([sheets[i] for i in indices], machine), strict=True):
-            times[i] = time
-    for first, *others in twins.values():
-        for i in others:
-            times[i] = replace(times[first], op=sheets[i].op)
-    return times
+        times.update(zip(indices, PRICES[kind]([times[i] for i in indices], machine), strict=True))
+    return [times[j] if i == j else replace(times[j], op=op) for i, (op, j) in enumerate(zip(ops, twins))]
 
 
 def _shapes(op: Op) -> tuple:
     """All that one execution of an op depends on: two ops of which it is equal take the same time."""
-    return type(op), *(_key(getattr(op, f.name)) for f in fields(op) if f.name != "count")
+    return type(op), *map(_key, _fields(type(op))(op))
+
+
+@lru_cache
+def _fields(kind: type) -> Callable[[object], tuple]:
+    return attrgetter(*(f.name for f in fields(kind) if f.name != "count"))
 
 
 def _key(value) -> object:
     """Something to compare a field of an op by: arrays by what they hold, records by being the same one."""
+    if isinstance(value, (str, float, int)):
+        return value
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype.char, value.tobytes()
-    return value if isinstance(value, (str, float, int, np.number)) else id(value)
+    if isinstance(value, Sequences):
+        return tuple(map(_key, _fields(Sequences)(value)))
+    return id(value)
 
 
 def executed(ops: list[Op], machine: Machine, plan: Plan) -> list[Op]:
