@@ -237,6 +237,20 @@ def test_transfer_floor_of_a_72b():
     assert result.first_s[0] == pytest.approx(result.prefilled_s[0], abs=1e-9)
 
 
+@pytest.mark.parametrize("isl", [1592, 1600, 1601])
+@pytest.mark.parametrize("seats", [4, 64])
+def test_a_decode_pool_short_of_blocks(isl, seats):
+    """Requests that arrive with their KV have a slot for their next token; who is preempted computes it all again."""
+    trace = closed_loop(12, isl, 120, requests=60, low=1.0)
+    decode = Pool(COSTS, vllm(max_seqs=seats, kv_blocks=4 * (isl // 16) + 9))
+    result = simulate(trace, Pool(COSTS, vllm(token_budget=4096), 2), decode=decode, link=Link(KV_BYTES, 50e9))
+    assert np.isfinite(result.finish_s).all()
+    again = result.preempted.sum()
+    assert again > 0
+    computed = result.summary()["prompt_tokens_computed"] - 60 * isl
+    assert again * isl < computed < again * (isl + 120)
+
+
 def test_decode_pool_may_be_other_hardware():
     fast = llama_70b_tp4()
     fast = dataclasses.replace(fast, base_s=[t / 4 for t in fast.base_s], kv_s=[t / 4 for t in fast.kv_s])

@@ -176,7 +176,8 @@ class Replica(Queue):
                             x = total - past
                             if x < 1:
                                 x, past = 1, total - 1  # the last token is computed again: its logits are wanted
-                            if handed:
+                            arrives = handed and not got  # with its KV; who was preempted computes again
+                            if arrives:
                                 x = 0
                             if not chunked and x > room and tokens:
                                 break
@@ -185,7 +186,7 @@ class Replica(Queue):
                                     need = -((-own - osl[i]) // block)
                                     used = reserved
                                 else:
-                                    need = -((-own - got) // block)
+                                    need = -((-own - got - arrives) // block)  # who decodes at once has a slot
                                     used = private / block + b + parked
                                     if used + need + fresh + len(pinned) * shared_blocks > capacity:
                                         used = blocks_of(residues, s, block, private, b) + parked

@@ -188,8 +188,8 @@ def collect(trace, log, last_log, replicas, last, complete: bool) -> Result:
     busy = sum(r.busy_s for r in runners)
     totals = {
         "steps": float(sum(r.steps for r in (*replicas, *last))),
-        "prompt_steps": float(sum(r.prompt_steps for r in replicas)),
-        "prompt_tokens_computed": float(sum(r.prompt_tokens for r in replicas)),
+        "prompt_steps": float(sum(r.prompt_steps for r in (*replicas, *last))),
+        "prompt_tokens_computed": float(sum(r.prompt_tokens for r in (*replicas, *last))),
         "busy_share": float(busy / (len(runners) * span)) if span > 0 else 0.0,
         "seat_occupancy": sum(r.seat_steps for r in runners) / (steps * seats) if steps else 0.0,
         "decode_batch_mean": sum(r.decode_area for r in runners) / busy if busy else 0.0,
