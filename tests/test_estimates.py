@@ -64,6 +64,24 @@ def test_no_plan_over_devices_that_nothing_connects():
         deployment("llama-3.1-70b", "m4-max", tp=2)
 
 
+def test_the_smallest_plan_holds_the_drafter_too():
+    """140 GB of drafter beside 16 GB of model do not fit the one device that holds the model."""
+    found = estimate("llama-3.1-8b", "h100-sxm", speculation="llama-3.1-70b:3:0.7")
+    assert not found.fits and found.smallest_plan.gpus == 4
+    there = estimate("llama-3.1-8b", "h100-sxm", tp=4, speculation="llama-3.1-70b:3:0.7")
+    assert there.fits
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 8])
+def test_slots_of_a_fixed_length_hold_the_drafts(drafts):
+    """An engine that reserves whole slots (llama.cpp) reserves the tokens under verification too."""
+    plain = estimate("mistral-7b-v0.1", "rtx-4090", weights="q4_k_m", engine="llama.cpp")
+    found = estimate("mistral-7b-v0.1", "rtx-4090", weights="q4_k_m", engine="llama.cpp",
+                     speculation=f"eagle:{drafts}:0.7")  # fmt: skip
+    assert plain.fits and found.fits
+    assert found.memory.kv_tokens >= found.isl + found.osl + drafts
+
+
 def test_utilisation_of_a_mixture_is_that_of_its_experts_format():
     """NVFP4 experts multiply four times as fast as bf16 on B200: against the peak of bf16 a prompt would reach 1.75."""
     found = estimate("qwen3-235b-a22b", "b200", weights="nvfp4_experts", engine="ideal", isl=2048, osl=2, batch=64)

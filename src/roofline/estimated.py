@@ -260,7 +260,7 @@ class Estimate(
         """What is wrong with this deployment for this load, worst first; empty where nothing is."""
         if not self.fits:
             smallest = self.smallest_plan
-            hint = f"the smallest plan that fits is {smallest.gpus} devices ({smallest})" if smallest else _NOTHING_FITS
+            hint = f"the smallest plan that fits is {_devices(smallest)}" if smallest else _NOTHING_FITS
             return [f"does not fit: {self.memory.failure}", hint]
         if self.state is not None and bool(self.state.saturated) and self.load == "open loop":
             return [
@@ -277,7 +277,9 @@ class Estimate(
     def smallest_plan(self) -> Plan | None:
         """Fewest of these devices that hold this load's KV beside the weights, in the same formats."""
         d = self.deployment
-        found = fewest_gpus(d.model, d.accelerator, d.precision, d.engine, self.isl + self.osl, self.batch)
+        length, s = self.isl + self.osl, d.speculation
+        drafter = {} if s is None else {"beside": lambda plan: s.beside(d.with_(plan=plan))}
+        found = fewest_gpus(d.model, d.accelerator, d.precision, d.engine, length, self.batch, **drafter)
         return found[0] if found else None
 
     @cached_property
@@ -340,6 +342,10 @@ class Estimate(
         from roofline.display import to_html
 
         return to_html(self)
+
+
+def _devices(plan: Plan) -> str:
+    return f"{plan.gpus} devices ({plan})" if plan.gpus > 1 else "1 device"
 
 
 def peak_flops_per_s(where: Deployment) -> float:

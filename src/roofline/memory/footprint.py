@@ -241,7 +241,8 @@ def _stage(
     elif profile.pool_rule == "fraction_of_free":
         free = asked.utilisation * (room - taken)
     else:
-        cells = up_to_cells(asked.length, profile.cell_multiple)
+        drafts = 0.0 if beside is None else beside.slots
+        cells = up_to_cells(asked.length + drafts, profile.cell_multiple)
         free = np.minimum(asked.seqs * sequence_bytes(list(kinds), cells, asked.tokens, profile), room - taken)
     return StageMemory(
         stage,

@@ -8,7 +8,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.errors import InfeasibleError
-from roofline.memory.footprint import Footprint, footprint
+from roofline.memory.footprint import Beside, Footprint, footprint
 from roofline.memory.paging import pool
 from roofline.parallel import Plan
 from roofline.precision import Precision, precision_named
@@ -111,10 +111,12 @@ def fewest_gpus(
     length: float = 1.0,
     batch: float = 1.0,
     candidates: Iterable[int] = (1, 2, 4, 8, 16, 32, 64),
+    beside: Callable[[Plan], Beside | None] = lambda plan: None,
     **settings,
 ) -> tuple[Plan, Footprint] | None:
     """The smallest tensor-parallel plan that holds `batch` sequences of `length`, past one domain with pipeline stages.
 
+    Args:     length [tokens], batch [-]; candidates: numbers of devices; beside: what a drafter holds under a plan
     Returns:  the plan and its memory table; None where no candidate does
     Assumes:  one replica, no data parallelism; tp within the scale-up domain, pp over domains
     Source:   derivation: candidates are tried in order
@@ -123,7 +125,7 @@ def fewest_gpus(
         tp = min(gpus, accelerator.domain) if gpus > 1 else 1
         try:
             plan = Plan(tp=tp, pp=max(gpus // tp, 1))
-            found = footprint(model, accelerator, plan, precision, engine, length, **settings)
+            found = footprint(model, accelerator, plan, precision, engine, length, beside(plan), **settings)
         except InfeasibleError:
             continue
         if bool(found.fits) and float(found.max_concurrency) >= batch:
