@@ -119,7 +119,10 @@ WRONG = [
     ("estimate", "é" * 300), ("list",), ("list", "nosuch"), ("show", "hardware", "nosuch"), ("show", "model", "nosuch"),
     ("show", "engine", "nosuch"), ("import", "/no/such/file.json"), ("completion", "powershell"), ("completion",),
     ("validate", "memory", "/no/such.csv"), ("simulate", "--rate", "nan"), ("simulate", "--isl", "9-1"),
-    ("explore", "--port", "-1", "--no-open"),
+    ("explore", "--port", "-1", "--no-open"), ("sweep", "--tp", "1,a"), ("sweep", "--tp", "1,2.5"),
+    ("sweep", "--batch", "1:8*x"), ("sweep", "--where", "tpot_s<fast", "--concurrency", "1"),
+    ("sweep", "--where", "hw<3", "--hw", "h100-sxm,l40s"), ("levers", "--hit-rate", "3"),
+    ("levers", "--acceptance", "-1"), ("estimate", "--speculation", "eagle:3:9"),
 ]  # fmt: skip
 
 
@@ -144,6 +147,57 @@ def test_what_is_wrong_gets_one_message(args):
 def test_the_nearest_name_is_offered(args, nearest):
     _, _, err = run(*args)
     assert f"'{nearest}'" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("estimate", "--weights", "xyzzy"), "roofline list formats"),
+        (("estimate", "--kv", "xyzzy"), "roofline list formats"),
+        (("estimate", "xyzzy"), "roofline list models"),
+        (("estimate", "--engine", "xyzzy"), "vllm; see 'roofline list engines'"),
+        (("estimate", "--speculation", "xyzzy:3:0.5"), "ngram"),
+        (("estimate", "--speculation", "eagle:3:9"), "9 is out of range; 3 drafts yield at most 4"),
+        (("estimate", "--price", "xyzzy"), "price: 'xyzzy'"),
+        (("sweep", "--metrics", "xyzzy"), "usd_per_mtok_output"),
+        (("sweep", "--isl", "1:1e12"), "1:1e+12:STEP"),
+        (("simulate", "--knob", "xyzzy=1"), "hold_steps"),
+        (("simulate", "--isl", "xyzzy"), "isl: 'xyzzy'"),
+    ],
+)  # fmt: skip
+def test_where_no_name_is_near_the_known_ones_are_said(args, told):
+    _, _, err = run(*args)
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("simulate", "--out"), ("sweep", "--concurrency", "1:99", "--out"), ("report", "--out"), ("import", "x", "-o"),
+        ("plan", "--report"), ("explore", "--export"), ("plot", "roofline", "-o"), ("validate", "memory", "--out"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_is_said_before_the_work(args, tmp_path, monkeypatch):
+    import roofline.simulation
+
+    monkeypatch.setattr(roofline.simulation, "simulate", lambda *_, **__: pytest.fail("simulated in vain"))
+    code, out, err = run(*args, str(tmp_path / "nosuch" / "x.csv"))
+    assert code == 2 and out == ""
+    assert re.fullmatch(r"error: (out|report|export): '.*nosuch' is not a folder\n", err), err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("levers", "mistral-7b-v0.1", "--hw", "rtx-4090"), ("speculate", "mamba-2.8b", "--drafter", "ngram"),
+        ("sweep", "mistral-7b-v0.1", "--hw", "rtx-4090", "--concurrency", "1,2", "--metrics", "usd_per_mtok_output"),
+    ],
+)  # fmt: skip
+def test_json_has_null_where_a_number_is_not_known(args):
+    """These devices have no price: JSON knows no NaN."""
+    code, out, _ = run(*args, "--json")
+    assert code == 0
+    json.loads(out, parse_constant=lambda c: pytest.fail(f"{c} in the answer to {args}"))
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ from click.testing import CliRunner
 from roofline.cli import cli
 from roofline.errors import InputError, RooflineError, UnknownNameError
 from roofline.estimates import estimate
+from roofline.explain import plain
 from roofline.explore import export, menu, question_of
 from roofline.explore.answer import REGIME_NAMES, answer
 from roofline.explore.page import embedded, plotly_js
 from roofline.explore.question import Question, layout
-from roofline.explore.server import Server, finite
+from roofline.explore.server import Server
 from roofline.explore.table import CONCURRENCY, CONTEXT, ISL, OSL, Choices, between, served, table, with_start
 from roofline.parallel import Plan
 from roofline.regimes import decode_regime
@@ -135,7 +136,7 @@ def test_what_cannot_be_says_why(menus):
 
 def test_every_answer_is_json(menus):
     for change in ({"price": None, "hw": "gb300"}, {"model": "deepseek-r1", "hw": "h200-sxm", "tp": 8, "ep": 8}):
-        text = json.dumps(finite(answer(replace(START, **change), menus)), allow_nan=False)
+        text = json.dumps(plain(answer(replace(START, **change), menus)), allow_nan=False)
         assert '"error"' not in text[:12]
 
 

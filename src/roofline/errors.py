@@ -35,11 +35,10 @@ class UnknownNameError(SpecError):
         text = f"unknown {kind} '{name}'"
         if near:
             text += "; did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
-        elif len(known) <= 12:
+        elif len(known) <= 12 or not hint:
             text += "; known: " + ", ".join(known)
-        elif hint:
-            text += ";"
-        super().__init__(text + (f" {hint}" if hint else ""))
+        joint = "" if near or not hint else ";"
+        super().__init__(text + joint + (f" {hint}" if hint else ""))
         self.kind, self.name, self.suggestions = kind, name, near
 
 

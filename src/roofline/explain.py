@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -125,9 +127,20 @@ def memory_dict(e: Estimate) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON can hold: numpy scalars and arrays become Python numbers and lists."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is not plain data")
+    """Data that JSON can hold: numpy scalars and arrays become numbers and lists, NaN and infinity None.
+
+    >>> plain({"tpot_s": np.float64(0.5), "usd": float("nan"), "batch": np.array([1, 2])})
+    {'tpot_s': 0.5, 'usd': None, 'batch': [1, 2]}
+    """
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_text(value: Any, indent: int | None = 1) -> str:
+    """`value` as JSON, see `plain`; records that are not plain data as what they print."""
+    return json.dumps(plain(value), indent=indent, default=str, allow_nan=False)

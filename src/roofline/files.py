@@ -25,16 +25,33 @@ def read_text(path: str | os.PathLike, most_bytes: int, what: str, encoding: str
         raise SpecError(f"cannot read '{path}': {error}") from None
 
 
+def check_target(path: str | os.PathLike) -> Path:
+    """The path of a file that may be written, else an InputError says why not: asked before long work."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise InputError(f"'{path}' is a folder; give the name of a file")
+        if path.exists() and not path.is_file():  # a device or a pipe
+            return path
+        if not path.parent.is_dir():
+            raise InputError(f"'{path.parent}' is not a folder")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write '{path}': the folder '{path.parent}' is read-only for you")
+    except (OSError, ValueError) as error:  # too long, or a NUL in it
+        raise InputError(f"cannot write '{path}': {getattr(error, 'strerror', error)}") from None
+    return path
+
+
 def write_atomically(path: str | os.PathLike, data: str | bytes) -> Path:
     """Write `data` to `path` in one step: a reader sees the old file or the whole new one, never a part."""
-    path = Path(path)
-    if path.is_dir():
-        raise InputError(f"'{path}' is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise InputError(f"'{path.parent}' is not a folder")
+    path = check_target(path)
     binary = isinstance(data, bytes)
+    if path.exists() and not path.is_file():
+        with path.open("wb" if binary else "w", **({} if binary else {"encoding": "utf-8"})) as file:
+            file.write(data)
+        return path
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=".new.")
     except OSError as error:
         raise InputError(f"cannot write '{path}': {error.strerror}") from None
     try:
@@ -43,8 +60,10 @@ def write_atomically(path: str | os.PathLike, data: str | bytes) -> Path:
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
+        os.replace(temporary, path.resolve())
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk, a quota
+            raise InputError(f"cannot write '{path}': {error.strerror}") from None
         raise
     return path

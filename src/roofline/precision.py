@@ -137,7 +137,7 @@ def format_named(name: str | Format) -> Format:
         return Format(key, bits, "bf16", 16, 16, (1, group), bits if zero else 0, "weight-only")
     if "*" in key:
         return mixture({format_named(f): share for f, share in map(_share, key.split("+"))})
-    raise UnknownNameError("number format", str(name)[:80], [*FORMATS, *_ALIASES])
+    raise UnknownNameError("number format", str(name)[:80], [*FORMATS, *_ALIASES], "see 'roofline list formats'")
 
 
 def _key(name: object) -> str:
@@ -299,7 +299,8 @@ def _base_precision(name: str) -> Precision:
     try:
         fmt = format_named(key)
     except UnknownNameError:
-        raise UnknownNameError("precision", name[:80], [*PRECISIONS, *_ALIASES]) from None
+        known = [*PRECISIONS, *_ALIASES]
+        raise UnknownNameError("precision", name[:80], known, "see 'roofline list formats'") from None
     return Precision(fmt.name, {r: fmt for r in _LINEAR})
 
 

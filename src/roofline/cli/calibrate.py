@@ -6,16 +6,18 @@ import datetime
 
 import click
 
+from roofline.cli.options import OUT_FILE
+
 
 @click.command("calibrate")
 @click.argument("measurements", nargs=-1, required=True)
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False),
+    type=OUT_FILE,
     default=None,
     help="File for the achieved block (YAML); default: standard output.",
 )
-@click.option("--spec", type=click.Path(dir_okay=False), default=None,
+@click.option("--spec", type=OUT_FILE, default=None,
               help="File for a whole hardware spec with the block in it, for --hw.")  # fmt: skip
 @click.option("--name", default=None, help="Hardware to calibrate, if the files do not say or hold several.")
 @click.option("--source", default=None, help="What to cite as the source; default: the names of the files.")

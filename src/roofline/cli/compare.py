@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from roofline.cli.options import TOKENS, changes, deployment_options
@@ -51,8 +49,8 @@ def compare_command(model, files, hw, tp, pp, ep, dp, cp, weights, kv, engine, s
             found.append(compare(where, name, isl=isl, osl=osl, concurrency=concurrency, rate_per_s=rate, cached=cached,
                                  replicas=replicas, then=other))  # fmt: skip
     if as_json:
-        from roofline.explain import plain
+        from roofline.explain import json_text
 
-        click.echo(json.dumps([c.to_dict() for c in found], indent=1, default=plain))
+        click.echo(json_text([c.to_dict() for c in found]))
     else:
         click.echo("\n\n".join(map(str, found)))

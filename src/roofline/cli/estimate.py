@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
@@ -42,9 +41,9 @@ def estimate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, 
         speculation=speculation, specs=specs,
     )  # fmt: skip
     if as_json:
-        from roofline.explain import plain
+        from roofline.explain import json_text
 
-        click.echo(json.dumps(e.to_dict(), indent=1, default=plain, allow_nan=False))
+        click.echo(json_text(e.to_dict()))
     elif as_csv:
         click.echo(e.to_pandas().to_csv(index=False), nl=False)
     else:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from roofline.cli.options import MODEL, TOKENS, deployment_options, usd_per_h
+from roofline.cli.options import MODEL, OUT_FILE, TOKENS, deployment_options, usd_per_h
 from roofline.errors import InputError, check_number
 
 PORT = 8420
@@ -22,7 +22,7 @@ PORT = 8420
 @click.option("--price", default=None, help="USD per device-hour at the start; default: the price list's.")
 @click.option("--port", type=int, default=PORT, show_default=True, help="Port on 127.0.0.1; 0: any free one.")
 @click.option("--no-open", is_flag=True, help="Do not open a browser.")
-@click.option("--export", "out", type=click.Path(dir_okay=False), default=None, metavar="PAGE.html",
+@click.option("--export", "out", type=OUT_FILE, default=None, metavar="PAGE.html",
               help="Write one file that needs no server, and stop.")  # fmt: skip
 @click.option("--models", default=None, help="Export: further models, after commas.")
 @click.option("--devices", default=None, help="Export: further hardware, after commas.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from roofline.cli.options import TOKENS, deployment_options, speculation_option, usd_per_h
@@ -43,8 +41,8 @@ def levers_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, sp
         assumed=Assumed(hit_rate=hit_rate, acceptance=acceptance),
     )  # fmt: skip
     if as_json:
-        from roofline.explain import plain
+        from roofline.explain import json_text
 
-        click.echo(json.dumps(found.to_dict(), indent=1, default=plain))
+        click.echo(json_text(found.to_dict()))
     else:
         click.echo(to_text(found, by, rows))

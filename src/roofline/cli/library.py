@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from roofline.cli.options import OUT_FILE
+
 KINDS = ("hardware", "models", "engines", "formats")
 
 
@@ -110,7 +112,7 @@ def show_command(kind: str, name: str, as_json: bool) -> None:
 @click.argument("path")
 @click.option("--name", default=None, help="Name of the model in the library; default: from the path.")
 @click.option(
-    "-o", "--out", type=click.Path(dir_okay=False), default=None, help="File to write; default: standard output."
+    "-o", "--out", type=OUT_FILE, default=None, help="File to write; default: standard output."
 )
 def import_command(path: str, name: str | None, out: str | None) -> None:
     """Turn a Hugging Face config.json, a model folder, a Hub id or a GGUF file into a model spec.

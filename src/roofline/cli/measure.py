@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from roofline.cli.options import OUT_FILE
 from roofline.measure.cases import OPS
 from roofline.measure.device import KINDS
 
@@ -13,7 +14,7 @@ from roofline.measure.device import KINDS
 @click.command("measure")
 @click.option("--device", type=click.Choice(KINDS), default="auto", show_default=True, help="What to measure.")
 @click.option("--quick", is_flag=True, help="Few shapes: about a minute.")
-@click.option("--out", type=click.Path(dir_okay=False), default="measurements.jsonl", show_default=True,
+@click.option("--out", type=OUT_FILE, default="measurements.jsonl", show_default=True,
               help="File for the results (JSON lines), complete after every case.")  # fmt: skip
 @click.option("--only", default="", help="Comma-separated ops: " + ", ".join(OPS) + ".")
 @click.option("--resume", is_flag=True, help="Go on with the file: what it has is not measured again.")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import click
 
-from roofline.errors import InputError, UnknownNameError
+from roofline.errors import InputError, RooflineError, UnknownNameError
+from roofline.files import check_target
 from roofline.units import parse
 
 
@@ -17,6 +18,10 @@ class Tokens(click.ParamType):
     factors = (("ki", 1024.0), ("mi", 1048576.0), ("k", 1e3), ("m", 1e6), ("b", 1e9), ("t", 1e12))
 
     def convert(self, value, param, ctx):
+        return self.read(param.name if param else "tokens", value)
+
+    def read(self, name: str, value) -> float:
+        """The tokens that a text means; `name` is what the message names."""
         if isinstance(value, (int, float)):
             return float(value)
         text = str(value).strip().lower().replace("_", "").replace(",", "")
@@ -24,11 +29,27 @@ class Tokens(click.ParamType):
         try:
             return float(text.removesuffix(suffix)) * factor
         except ValueError:
-            name = param.name if param else "tokens"
             raise InputError(f"{name}: '{value}' is not a number of tokens; e.g. 2000 or 128k") from None
 
 
 TOKENS = Tokens()
+
+
+class OutFile(click.Path):
+    """A file to write: that it can be written is known before the work for it starts."""
+
+    def __init__(self):
+        super().__init__(dir_okay=False)
+
+    def convert(self, value, param, ctx):
+        try:
+            check_target(value)
+        except InputError as error:
+            raise InputError(f"{max(param.opts, key=len).lstrip('-')}: {error}") from None
+        return super().convert(value, param, ctx)
+
+
+OUT_FILE = OutFile()
 
 
 class Names(click.ParamType):
@@ -143,4 +164,8 @@ def usd_per_h(price: str | None) -> float | None:
     try:
         return float(price)
     except ValueError:
+        pass
+    try:
         return parse(price, "USD/h")
+    except RooflineError as error:
+        raise InputError(f"price: {error}") from None

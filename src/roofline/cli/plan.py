@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import shlex
 import sys
 
 import click
 
-from roofline.cli.options import TOKENS, speculation_option
+from roofline.cli.options import OUT_FILE, TOKENS, speculation_option
 from roofline.errors import InputError
 from roofline.units import parse
 
@@ -80,7 +79,7 @@ def prices_of(texts: tuple[str, ...]) -> dict[str, float]:
 @click.option("--cards", default=None, help="One machine of unequal cards instead: 'rtx-3090, rtx-4090:16GiB'.")
 @click.option("--emit", type=click.Choice(("vllm", "sglang", "tensorrt-llm", "llama.cpp", "dynamo")), default=None,
               help="Print the launch command that realises the plan.")  # fmt: skip
-@click.option("--report", type=click.Path(dir_okay=False), default=None,
+@click.option("--report", type=OUT_FILE, default=None,
               help="Write the plan as a page: .html, or .pdf where Chromium or Chrome is installed.")  # fmt: skip
 @speculation_option
 @click.option("--specs", type=click.Path(), default=None, help="Folder with your own hardware_specs/, model_specs/.")
@@ -123,9 +122,9 @@ def plan_command(model, hw, rate, tokens_per_day, trace, isl, osl, hit_rate, pea
 
         click.echo(launch_plan(r, emit))
     elif as_json:
-        from roofline.explain import plain
+        from roofline.explain import json_text
 
-        click.echo(json.dumps(r.to_dict(), indent=1, default=plain))
+        click.echo(json_text(r.to_dict()))
     else:
         click.echo(str(r))
     if report is not None:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, speculation_option, usd_per_h
+from roofline.cli.options import (
+    HARDWARE,
+    MODEL,
+    OUT_FILE,
+    deployment_options,
+    load_options,
+    speculation_option,
+    usd_per_h,
+)
 from roofline.errors import InputError
 from roofline.plotted import KINDS
 from roofline.units import parse
@@ -59,7 +67,7 @@ def tier_of(text: str):
 @deployment_options
 @load_options
 @speculation_option
-@click.option("-o", "--out", type=click.Path(dir_okay=False), default=None,
+@click.option("-o", "--out", type=OUT_FILE, default=None,
               help="File: .png, .svg or .pdf.  [default: KIND.png]")  # fmt: skip
 @click.option("--theme", type=click.Choice(("light", "dark")), default="light", show_default=True,
               help="Background of the page that it goes to.")  # fmt: skip

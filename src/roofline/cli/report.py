@@ -8,7 +8,15 @@ import sys
 
 import click
 
-from roofline.cli.options import HARDWARE, MODEL, deployment_options, load_options, speculation_option, usd_per_h
+from roofline.cli.options import (
+    HARDWARE,
+    MODEL,
+    OUT_FILE,
+    deployment_options,
+    load_options,
+    speculation_option,
+    usd_per_h,
+)
 from roofline.cli.plot import seconds_of
 from roofline.plotted import KINDS
 
@@ -18,7 +26,7 @@ from roofline.plotted import KINDS
 @deployment_options
 @load_options
 @speculation_option
-@click.option("-o", "--out", type=click.Path(dir_okay=False), default="report.html", show_default=True,
+@click.option("-o", "--out", type=OUT_FILE, default="report.html", show_default=True,
               help="File: .html, or .pdf where Chromium or Chrome is installed.")  # fmt: skip
 @click.option("--question", default=None, help="The heading, in place of the one made from the options.")
 @click.option("--figure", "figures", multiple=True, type=click.Choice(list(KINDS)), metavar="KIND",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import math
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from roofline.cli.options import MODEL, TOKENS, deployment_options, speculation_option
+from roofline.cli.options import MODEL, OUT_FILE, TOKENS, deployment_options, speculation_option
 from roofline.errors import InputError, UnknownNameError, check_number
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
@@ -55,7 +54,7 @@ class LengthsType(click.ParamType):
         return lognormal(low, check_number(f"{name}: coefficient of variation", cv, low=0, high=100))
 
     def _tokens(self, name: str, text: str) -> float:
-        tokens = TOKENS.convert(text, None, None)
+        tokens = TOKENS.read(name, text)
         return check_number(name, tokens, low=1, high=1e9)
 
 
@@ -97,7 +96,7 @@ LENGTHS = LengthsType()
 @click.option("--ttft", default=None, help="Limit for goodput: '500 ms'.")
 @click.option("--tpot", default=None, help="Limit for goodput: '40 ms'.")
 @click.option("--e2e", default=None, help="Limit for goodput: '30 s'.")
-@click.option("--out", type=click.Path(dir_okay=False), default=None,
+@click.option("--out", type=OUT_FILE, default=None,
               help="One row a request, by the ending: .parquet, .csv or .jsonl.")  # fmt: skip
 @click.option("--timeline", type=int, default=None, metavar="N", help="Show the life of request N (from 0).")
 @click.option("--json", "as_json", is_flag=True, help="The aggregates as JSON, in SI units.")
@@ -145,7 +144,9 @@ def simulate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, 
     if as_json:
         told = {"deployment": str(where), "trace": asked.name, "pools": pools, "router": router, "seed": seed,
                 "complete": result.complete, **summary}  # fmt: skip
-        click.echo(json.dumps({k: _plain(v) for k, v in told.items()}, indent=1, allow_nan=False))
+        from roofline.explain import json_text
+
+        click.echo(json_text(told))
     else:
         _show(f"{where}; {pools}" + (f", {router}" if replicas > 1 else ""), asked, result, summary, limits, timeline)
     return None if result.complete else 130
@@ -316,11 +317,6 @@ def _write(out: str, result) -> None:
         data = frame.rename_axis("request").reset_index().to_json(orient="records", lines=True)
     write_atomically(out, data)
     click.echo(f"wrote {len(frame):,} requests to {out}", err=True)
-
-
-def _plain(value):
-    """A number as JSON can hold it: NaN is null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -- what is shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
@@ -81,9 +80,11 @@ def speculate_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs,
     rows = [{n: float(column[i]) for n, column in columns.items()} for i in range(batches.size)]
     weight_bytes = float(proposer.weight_bytes(target))
     if as_json:
-        plain = {"break_even_drafts": fixed, "break_even_batch": ends if np.isfinite(ends) else None, "fits": fits}
+        plain = {"break_even_drafts": fixed, "break_even_batch": ends, "fits": fits}
         shown = {"deployment": str(target), "drafter": proposer.name, "draft_weight_bytes": weight_bytes}
-        click.echo(json.dumps(shown | plain | {"batches": rows}, indent=1, allow_nan=False))
+        from roofline.explain import json_text
+
+        click.echo(json_text(shown | plain | {"batches": rows}))
         return
     _print(f"{target}; drafts by {proposer.name} ({weight_bytes / 1e9:.2f} GB on each device)", rows, fixed, ends, fits)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
 
-from roofline.errors import InputError
+from roofline.errors import InputError, check_number
 
+MOST_VALUES = 1e7  # of one range
 NUMERIC = ("tp", "pp", "ep", "dp", "cp")
 
 
@@ -25,7 +25,7 @@ def values(name: str, text: str | None):
     for part in parts:
         out += _range(name, part) if ":" in part else [_one(name, part)]
     if name in NUMERIC:
-        out = [int(v) for v in out]
+        out = [int(check_number(name, v, low=1, high=65536, integer=True)) for v in out]
     return out[0] if len(out) == 1 and ":" not in str(text) else out
 
 
@@ -36,9 +36,11 @@ def _range(name: str, part: str) -> list[float]:
         raise InputError(f"{name}: '{part}' is not a range; write 1:256, 512:8192:512 or 1:1024*2")
     low, high = ends[0], ends[1]
     step = ends[2] if len(ends) == 3 else 1.0
-    times = float(factor) if factor else 0.0
-    if high < low or step <= 0 or (factor and times <= 1.0) or (high - low) / step > 1e7:
+    times = _one(name, factor) if factor else 0.0
+    if isinstance(times, str) or high < low or step <= 0 or (factor and times <= 1.0):
         raise InputError(f"{name}: '{part}' is not a range that goes up")
+    if not factor and (high - low) / step > MOST_VALUES:
+        raise InputError(f"{name}: '{part}' is a range of over {MOST_VALUES:.0e} values; write {low:g}:{high:g}:STEP")
     found = []
     at = low
     while at <= high * (1.0 + 1e-12):
@@ -55,7 +57,7 @@ def _one(name: str, text: str):
     except ValueError:
         pass
     if name in ("isl", "osl", "cached"):
-        return TOKENS.convert(text, None, None)
+        return TOKENS.read(name, text)
     return text
 
 
@@ -109,6 +111,8 @@ def sweep_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, speculatio
         inputs["speculation"] = speculation[0] if len(speculation) == 1 else list(speculation)
     columns = None if metrics is None else [m.strip() for m in metrics.split(",")]
     folder = out if out is not None and not Path(out).suffix else None
+    if out is not None and folder is None:
+        _check_out(out)
     s = sweep(values("model", model), values("hw", hw), metrics=columns, out=folder, specs=specs,
               progress=sys.stderr.isatty(), **inputs)  # fmt: skip
     if folder is not None:
@@ -121,7 +125,9 @@ def sweep_command(model, hw, tp, pp, ep, dp, cp, weights, kv, engine, speculatio
     points = [s.best(best)] if best else s.pareto(*_pair(pareto)) if pareto else []
     if as_json:
         rows = [dict(p.inputs) | dict(p.values) for p in points] or s.to_pandas(feasible_only=True).to_dict("records")
-        click.echo(json.dumps(rows, indent=1, default=str))
+        from roofline.explain import json_text
+
+        click.echo(json_text(rows))
         return
     click.echo(repr(s))
     for p in points:
@@ -136,6 +142,8 @@ def condition(s, text: str):
     import operator
     import re
 
+    import numpy as np
+
     match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|<|>|==)\s*([-+\w.]+)\s*", text)
     if match is None:
         raise InputError(f"where: '{text}' is not NAME<VALUE; e.g. 'tpot_s<0.03'")
@@ -145,6 +153,11 @@ def condition(s, text: str):
     except AttributeError as error:
         raise InputError(f"where: {error}") from None
     value = _one(match[1], match[3])
+    number = np.asarray(column).dtype.kind in "fiub"
+    if number and isinstance(value, str):
+        raise InputError(f"where: '{text}': {match[1]} is a number, '{value}' is none")
+    if not number and match[2] != "==":
+        raise InputError(f"where: '{text}': {match[1]} is a name; compare it with ==")
     return compare(column, value)
 
 
@@ -161,13 +174,25 @@ def _short(value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(label(value))
 
 
+def _check_out(out: str) -> None:
+    from pathlib import Path
+
+    from roofline.files import check_target
+
+    suffix = Path(out).suffix
+    if suffix not in (".csv", ".parquet"):
+        raise InputError(f"out: '{suffix}' is not known; write .csv, .parquet or a folder name without a suffix")
+    try:
+        check_target(out)
+    except InputError as error:
+        raise InputError(f"out: {error}") from None
+
+
 def _write(s, path) -> None:
     from roofline.files import write_atomically
 
     if path.suffix == ".parquet":
         s.to_parquet(path)
-    elif path.suffix == ".csv":
-        write_atomically(path, s.to_pandas().to_csv(index=False))
     else:
-        raise InputError(f"out: '{path.suffix}' is not known; write .csv, .parquet or a folder name without a suffix")
+        write_atomically(path, s.to_pandas().to_csv(index=False))
     click.echo(f"wrote {path}", err=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from roofline.cli.options import OUT_FILE
 from roofline.errors import InputError
 
 
@@ -61,7 +62,7 @@ def _run(truth: tuple[str, ...], out: str | None, models: str | None, predict: C
 
 
 _TRUTH = click.argument("truth", nargs=-1, required=True)
-_OUT = click.option("--out", type=click.Path(dir_okay=False), default=None, help="CSV file for the predictions.")
+_OUT = click.option("--out", type=OUT_FILE, default=None, help="CSV file for the predictions.")
 _MODELS = click.option("--models", type=click.Path(), default=None, help="Folder of configs that the library lacks.")
 
 

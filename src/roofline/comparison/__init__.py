@@ -11,6 +11,7 @@ from roofline.comparison.readers import LATENCIES, Measured, StartUp, read_log, 
 from roofline.comparison.transfer import Transfer, transferred
 from roofline.deployment import Deployment
 from roofline.errors import InputError
+from roofline.explain import plain
 from roofline.serving.bands import tpot_band, ttft_band
 from roofline.serving.steady import SteadyState, steady_state
 
@@ -62,7 +63,7 @@ class Comparison:
         """Everything as plain data, in SI units."""
         names = ("run", "quantity", "unit", "predicted", "measured", "low", "high", "ratio", "inside")
         rows = [{n: getattr(r, n) for n in names} for r in self.rows]
-        return {"deployment": str(self.deployment), "rows": rows, "notes": list(self.notes)}
+        return plain({"deployment": str(self.deployment), "rows": rows, "notes": list(self.notes)})
 
     def __str__(self) -> str:
         out = [str(self.deployment), f"{'':34s} {'predicted':>12s} {'measured':>12s} {'ratio':>7s}  80 % band"]

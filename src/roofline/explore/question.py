@@ -114,7 +114,7 @@ def shown_name(kind: str, ref: str, choices: Mapping[str, str], specs: str | Non
     for name in (key, library.aliases(kind, specs).get(key, ""), Path(ref).name):
         if name in choices:
             return name
-    raise UnknownNameError(kind, ref[:80], sorted(choices), hint=f"see 'roofline list {kind}'")
+    raise UnknownNameError(kind, ref[:80], sorted(choices), hint=f"see 'roofline list {library.LISTED[kind]}'")
 
 
 def question_of(texts: Mapping[str, str], choices: Menu, start: Question) -> Question:

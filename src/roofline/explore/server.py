@@ -6,7 +6,6 @@ DNS rebinding; no CORS), and what is asked must be in the menus: no file, no Hub
 
 from __future__ import annotations
 
-import json
 import threading
 import webbrowser
 from http import HTTPStatus
@@ -14,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 from roofline.errors import InputError, RooflineError, check_number
-from roofline.explain import plain
+from roofline.explain import json_text
 from roofline.explore.answer import answer
 from roofline.explore.page import LIVE_POLICY, SCRIPTS, live_page, part, plotly_js, setup
 from roofline.explore.question import Menu, Question, question_of
@@ -92,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             found = self.server.answered(parts.query)
         except ValueError:  # more fields than a question has
             return self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"not a question\n")
-        self._send(HTTPStatus.OK, "application/json", json.dumps(finite(found), default=plain).encode())
+        self._send(HTTPStatus.OK, "application/json", json_text(found, None).encode())
 
     do_HEAD = do_GET
 
@@ -111,17 +110,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
-
-
-def finite(value):
-    """Plain data with null in place of NaN and infinity, as browsers read JSON."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return None
-    return value
 
 
 def serve(start: Question, menus: Menu, port: int = DEFAULT_PORT, browser: bool = True, told=print) -> None:

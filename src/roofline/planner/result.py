@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roofline.economics import joules_per_token, usd_per_month, usd_per_mtok, usd_per_mtok_split
+from roofline.explain import plain
 from roofline.planner.demand import Slo, Traffic, at_share
 from roofline.planner.fleet import Fleet
 from roofline.planner.layouts import Rejection
@@ -174,7 +175,7 @@ class Recommendation(Plotted, figures=("cost",)):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
-        return {
+        return plain({
             "traffic": {"rate_per_s": self.traffic.rate_per_s, "isl": float(self.traffic.isl.mean),
                         "osl": float(self.traffic.osl.mean), "hit_rate": self.traffic.hit_rate,
                         "arrivals_cv2": self.traffic.arrivals_cv2, "source": self.traffic.source},
@@ -200,7 +201,7 @@ class Recommendation(Plotted, figures=("cost",)):
             "frontier": [asdict(p) for p in self.frontier],
             "rejections": [asdict(r) for r in self.rejections],
             "notes": list(self.notes),
-        }  # fmt: skip
+        })  # fmt: skip
 
     def __str__(self) -> str:
         from roofline.planner.text import to_text

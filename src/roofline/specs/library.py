@@ -26,6 +26,7 @@ from roofline.specs.yaml_file import Loader, read_yaml
 
 PACKAGE = Path(__file__).resolve().parents[1]
 KINDS = ("hardware", "model")
+LISTED = {"hardware": "hardware", "model": "models"}  # what `roofline list` calls them
 _HEAD_BYTES = 8192  # `aliases` stand within this many bytes of the start of a file
 
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -96,7 +97,7 @@ def locate(kind: str, name: str | os.PathLike, specs: str | os.PathLike | None =
             _located[asked] = (path, _stamp(path), state)
             return path
     known = {*names(kind, specs), *aliases(kind, specs)}
-    raise UnknownNameError(kind, name[:80], sorted(known), hint=f"see 'roofline list {kind}'")
+    raise UnknownNameError(kind, name[:80], sorted(known), hint=f"see 'roofline list {LISTED[kind]}'")
 
 
 _located: dict[tuple, tuple[Path, int, tuple]] = {}  # what was asked -> file, its stamp, stamps of the user's folders

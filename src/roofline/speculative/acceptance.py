@@ -14,14 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from roofline.arrays import Array
-from roofline.errors import InputError
+from roofline.errors import InputError, check_numbers
 
 
 def _checked(name: str, values: Array, low: float, high: float) -> np.ndarray:
     x = np.asarray(values, float)
-    if np.any(~np.isfinite(x) | (x < low) | (x > high)):
-        top = f" to {high:g}" if np.isfinite(high) else " or more"
-        raise InputError(f"{name}: allowed is {low:g}{top}")
+    check_numbers(name, x, low=low, high=high)
     return x
 
 
@@ -59,7 +57,7 @@ def acceptance_of(tokens: Array, drafts: Array) -> Array:
     """
     e, k = np.broadcast_arrays(_checked("tokens", tokens, 1.0, np.inf), _checked("drafts", drafts, 0.0, np.inf))
     if np.any(e > k + 1.0 + 1e-9):
-        raise InputError("tokens: a verification of k drafts yields at most k + 1 tokens")
+        raise InputError(f"tokens: {np.max(e):g} is out of range; {np.max(k):g} drafts yield at most {np.max(k) + 1:g}")
     low, high = np.zeros(e.shape), np.ones(e.shape)
     for _ in range(40):
         middle = (low + high) / 2.0

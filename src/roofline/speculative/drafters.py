@@ -283,7 +283,9 @@ def drafter_named(name: str, target: Deployment, specs: str | Path | None = None
     try:
         loaded = load_model(name, specs=specs)
     except UnknownNameError:
-        raise UnknownNameError("drafter", name, [*KINDS, *names("model", specs)]) from None
+        known = [*KINDS, *names("model", specs)]
+        hint = f"{', '.join(KINDS)}, or a draft model of 'roofline list models'"
+        raise UnknownNameError("drafter", name, known, hint) from None
     return DraftModel(loaded.model, loaded.precision or precision_named(loaded.model.native))
 
 

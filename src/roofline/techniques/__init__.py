@@ -14,6 +14,7 @@ from roofline.deployment import Deployment
 from roofline.deployment import deployment as deployed
 from roofline.errors import InputError, RooflineError, check_number
 from roofline.estimates import EXAMPLE_HARDWARE, EXAMPLE_MODEL
+from roofline.explain import plain
 from roofline.specs.prices import quote
 from roofline.speculative import Speculation, speculating
 from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, Assumed, Cut, WhatIf
@@ -87,12 +88,12 @@ class Levers:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
-        return {
+        return plain({
             "deployment": str(self.deployment), "scene": asdict(self.scene), "base": asdict(self.base),
             "levers": [asdict(lever) | {"cuts": [str(c) for c in lever.cuts]} for lever in self.found],
             "elasticities": [asdict(e) for e in self.elasticities],
             "conflicts": self.conflicts(),
-        }  # fmt: skip
+        })  # fmt: skip
 
     def to_pandas(self):
         """One row a technique: family, name, what it cuts, gains, assumptions."""

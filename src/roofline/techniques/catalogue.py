@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from roofline.deployment import Deployment
-from roofline.errors import InfeasibleError
+from roofline.errors import InfeasibleError, check_number
 from roofline.layers.attention.gqa import GQA
 from roofline.layers.attention.mla import MLA
 from roofline.parallel import Plan
@@ -56,6 +56,11 @@ class Assumed:
     warm_share: float = 0.5  # of requests with most of the prompt cached, for cache-aware pools
     warm_hit: float = 0.9  # their hit rate
     servers: int = 8  # prefill servers that cache-aware pools divide
+
+    def __post_init__(self):
+        for share in ("hit_rate", "acceptance", "warm_share", "warm_hit"):
+            check_number(share, getattr(self, share), high=1.0)
+        check_number("servers", self.servers, low=2, high=1e6, integer=True)
 
 
 Source = Callable[[Deployment, Scene, float, Assumed], Iterator[WhatIf]]
