@@ -350,3 +350,11 @@ def test_completion_of_nonsense_is_silent():
     assert completer.get_completions(["nosuch", "--x"], "y") == []
     items = completer.get_completions(["estimate", "--specs", "/no/such/folder", "--hw"], "h1")
     assert [item.type for item in items] == ["file"]
+
+
+def test_no_listed_name_is_cut():
+    """What is listed in a pipe can be typed: every name, at any width of the terminal."""
+    from roofline.specs.library import names
+
+    _, out, _ = run("list", "hardware")
+    assert set(names("hardware")) <= {line.split()[0] for line in out.splitlines() if line.strip()}

@@ -218,3 +218,40 @@ def test_then_names_a_part_of_a_deployment(tmp_path):
         said[text] = found.output + str(found.exception or "")
     assert "would take" in said["tp=2"] and "not a whole number" in said["tp=x"]
     assert "NAME=VALUE" in said["tp"] and "part of a deployment" in said["gpu=2"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "limit", "how"),
+    [(2.0, 256, "2 requests/s"), (500.0, 64, "64 in flight"), ("inf", 64, "64 in flight"), (2.0, None, "2 requests/s")],
+)
+def test_of_a_rate_and_a_limit_in_flight_counts_what_holds_the_run_up(tmp_path, rate, limit, how):
+    """`vllm bench serve --request-rate 2 --max-concurrency 256` has a handful in flight, not 256."""
+    path = written(tmp_path, "a.json", VLLM | {"request_rate": rate, "max_concurrency": limit})
+    where = deployment("llama-3.1-8b", "h100-sxm")
+    found = compare(where, path)
+    assert found.rows[0].run.endswith(how)
+    given = {"concurrency": 64.0} if "flight" in how else {"rate_per_s": 2.0}
+    alone = VLLM | {"request_rate": "inf", "max_concurrency": None}
+    assert compare(where, written(tmp_path, "b.json", alone), **given).rows[0].predicted == found.rows[0].predicted
+
+
+def test_what_a_run_says_against_itself(tmp_path):
+    where = deployment("llama-3.1-8b", "h100-sxm")
+    other = written(tmp_path, "a.json", VLLM | {"model_id": "meta-llama/Llama-3.1-70B-Instruct", "failed": 17})
+    assert compare(where, other).notes == (
+        "the file measures meta-llama/Llama-3.1-70B-Instruct, predicted is llama-3.1-8b",
+        "vllm bench serve: 17 requests failed; the others had the device to themselves",
+    )
+    for name in ("meta-llama/Llama-3.1-8B-Instruct", "/models/mine", ""):
+        assert not compare(where, written(tmp_path, "b.json", VLLM | {"model_id": name})).notes
+    with pytest.raises(InputError, match="completed is 0"):
+        compare(where, written(tmp_path, "c.json", VLLM | {"completed": 0}))
+    nonsense = compare(where, written(tmp_path, "d.json", VLLM | {"mean_tpot_ms": -3.0}))
+    assert "TPOT mean" not in {r.quantity for r in nonsense.rows}
+
+
+def test_several_deployments_to_carry_a_measurement_to(tmp_path):
+    path = str(written(tmp_path, "a.json", VLLM))
+    found = CliRunner().invoke(compare_command, ["llama-3.1-8b", path, "--then", "tp=2", "--then", "hw=h200-sxm"])
+    assert "2 x h100-sxm (TP2), vllm would take" in found.output
+    assert "1 x h200-sxm, vllm would take" in found.output

@@ -17,8 +17,8 @@ from roofline.cli.options import TOKENS, changes, deployment_options
 @click.option("--concurrency", type=float, default=None, help="Requests in flight, where the file does not say.")
 @click.option("--rate", type=float, default=None, help="Requests per second, where the file does not say.")
 @click.option("--replicas", type=int, default=1, show_default=True, help="Replicas that shared the load.")
-@click.option("--then", default=None, metavar="NAME=VALUE,...",
-              help="What to carry the measured TPOT over to: tp=2, or engine=vllm==0.11,hw=h200-sxm.")
+@click.option("--then", multiple=True, metavar="NAME=VALUE,...",
+              help="What to carry the measured TPOT over to: tp=2, or engine=vllm==0.11,hw=h200-sxm; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, in SI units.")
 def compare_command(model, files, hw, tp, pp, ep, dp, cp, weights, kv, engine, specs, isl, osl, cached, concurrency,
                     rate, replicas, then, as_json) -> None:  # fmt: skip
@@ -40,14 +40,14 @@ def compare_command(model, files, hw, tp, pp, ep, dp, cp, weights, kv, engine, s
 
     given = {"hw": hw, "tp": tp, "pp": pp, "ep": ep, "dp": dp, "cp": cp, "weights": weights, "kv": kv, "engine": engine}
     where = deployment(model, **given, specs=specs)
-    other = None if then is None else deployment(model, **given | changes(then), specs=specs)
+    others = [deployment(model, **given | changes(text), specs=specs) for text in then]
     found = []
     for name in files:
         if Path(name).suffix in (".log", ".txt"):
             found.append(compare_log(where, name))
         else:
             found.append(compare(where, name, isl=isl, osl=osl, concurrency=concurrency, rate_per_s=rate, cached=cached,
-                                 replicas=replicas, then=other))  # fmt: skip
+                                 replicas=replicas, then=others))  # fmt: skip
     if as_json:
         from roofline.explain import json_text
 

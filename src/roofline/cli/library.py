@@ -10,6 +10,7 @@ import click
 from roofline.cli.options import OUT_FILE
 
 KINDS = ("hardware", "models", "engines", "formats")
+WIDTH = 120  # of a table that goes into a file or a pipe
 
 
 @click.command("list")
@@ -31,10 +32,12 @@ def list_command(kind: str, text: str, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*_COLUMNS[kind], box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in _COLUMNS[kind]:
+        table.add_column(column, no_wrap=column == "name", overflow="fold")  # a name that is cut names nothing
     for row in rows:
         table.add_row(*map(str, row))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     click.echo(f"{len(rows)} {kind}")
 
 

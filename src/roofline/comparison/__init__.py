@@ -10,10 +10,11 @@ from typing import Any
 from roofline.comparison.readers import LATENCIES, Measured, StartUp, read_log, read_results
 from roofline.comparison.transfer import Transfer, transferred
 from roofline.deployment import Deployment
-from roofline.errors import InputError
+from roofline.errors import InputError, RooflineError
 from roofline.explain import plain
 from roofline.serving.bands import tpot_band, ttft_band
 from roofline.serving.steady import SteadyState, steady_state
+from roofline.specs.library import locate
 
 __all__ = [
     "Comparison", "Measured", "Row", "StartUp", "Transfer", "compare", "compare_log", "read_log", "read_results",
@@ -94,18 +95,20 @@ def compare(
     rate_per_s: float | None = None,
     cached: float = 0.0,
     replicas: int = 1,
-    then: Deployment | None = None,
+    then: Deployment | Sequence[Deployment] = (),
 ) -> Comparison:
     """Predictions beside the runs of a benchmark.
 
     Args:     results: file for `read_results`, or its result; isl, osl, concurrency, rate_per_s: in place of what the
               file says, or where it does not; cached [tokens] of each prompt; replicas that share the load; then:
-              another deployment, of which a note says what the measured TPOT lets expect, see `transferred`
+              further deployments, of which a note says what the measured TPOT lets expect, see `transferred`
     Returns:  Comparison with TTFT, TPOT, E2E at every percentile that was measured, and throughput
-    Assumes:  a closed loop where a concurrency is stated, else Poisson arrivals; lengths all at their mean
+    Assumes:  a closed loop where a concurrency is stated, else Poisson arrivals; of both what holds the run up: a rate
+              that keeps fewer in flight is open; lengths all at their mean
     Errors:   InputError where load or lengths are neither in the file nor given
     """
     runs = read_results(results) if isinstance(results, (str, Path)) else list(results)
+    others = [then] if isinstance(then, Deployment) else list(then)
     rows: list[Row] = []
     notes: list[str] = []
     for number, run in enumerate(runs):
@@ -114,12 +117,37 @@ def compare(
             concurrency=concurrency or (None if rate_per_s else run.concurrency),
             rate_per_s=rate_per_s or (None if concurrency else run.rate_per_s),
         )  # fmt: skip
+        if asked.concurrency is not None and asked.rate_per_s is not None:
+            asked = _slower(where, asked, number, cached, replicas)
         load = _load(asked, number, cached, replicas)
         state = steady_state(where, **load)
+        notes += [note for note in _cautions(where, asked) if note not in notes]
         rows += _rows(where, asked, state, replicas)
-        if then is not None and (measured := asked.stats.get("tpot_s", {}).get("mean")):
-            notes.append(_onward(where, then, measured, state, load))
+        if measured := asked.stats.get("tpot_s", {}).get("mean"):
+            notes += [_onward(where, other, measured, state, load) for other in others]
     return Comparison(where, tuple(rows), tuple(notes))
+
+
+def _slower(where: Deployment, run: Measured, number: int, cached: float, replicas: int) -> Measured:
+    """The run with that of its rate and its limit of requests in flight that holds it up."""
+    free = replace(run, concurrency=None)
+    state = steady_state(where, **_load(free, number, cached, replicas))
+    crowded = bool(state.saturated) or float(state.concurrency) * replicas > run.concurrency
+    return replace(run, rate_per_s=None) if crowded else free
+
+
+def _cautions(where: Deployment, run: Measured) -> list[str]:
+    """What a run says of itself that a comparison should not go without."""
+    out = []
+    try:
+        name = locate("model", run.model).stem if run.model else where.model.name
+    except RooflineError:  # a path or an own name
+        name = where.model.name
+    if name != where.model.name:
+        out.append(f"the file measures {run.model}, predicted is {where.model.name}")
+    if run.failed:
+        out.append(f"{run.tool}: {run.failed:,} requests failed; the others had the device to themselves")
+    return out
 
 
 def _load(run: Measured, number: int, cached: float, replicas: int) -> dict[str, Any]:

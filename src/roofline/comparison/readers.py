@@ -31,6 +31,7 @@ class Measured:
     requests_per_s: float | None = None
     model: str = ""
     gpus: int | None = None
+    failed: int = 0  # requests without an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if math.isfinite(number) else None
+    return number if math.isfinite(number) and number >= 0.0 else None
 
 
 def _flat(r: Mapping[str, Any], tool: str, e2e: str) -> Measured:
@@ -126,6 +127,8 @@ def _flat(r: Mapping[str, Any], tool: str, e2e: str) -> Measured:
                 found["p50" if match[1] == "median" else match[1]] = number / 1e3
         if found:
             stats[latency] = found
+    if r.get("completed") == 0:
+        raise InputError(f"{tool}: completed is 0: no request was answered, nothing was measured")
     done = _number(r.get("completed")) or _number(r.get("num_prompts"))
     rate = _number(r.get("request_rate"))  # inf means closed loop or all at once
     limit = _number(r.get("max_concurrency"))
@@ -137,6 +140,7 @@ def _flat(r: Mapping[str, Any], tool: str, e2e: str) -> Measured:
         tokens["total_output_tokens"] / done if done and tokens["total_output_tokens"] else None,
         limit, rate, None if done is None else int(done), stats, _number(r.get("output_throughput")),
         _number(r.get("request_throughput")), str(r.get("model_id") or r.get("model") or ""),
+        failed=int(_number(r.get("failed")) or 0),
     )  # fmt: skip
 
 
@@ -173,7 +177,7 @@ def _perf(r: Mapping[str, Any]) -> Measured:
     return Measured(
         "AIPerf" if "aiperf_version" in r or "benchmark_duration" in blocks else "genai-perf",
         average("input_sequence_length", "isl"), average("output_sequence_length", "osl"), concurrency,
-        None if concurrency else rate, None if count is None else int(count), stats,
+        rate, None if count is None else int(count), stats,
         average("output_token_throughput"), average("request_throughput"), model,
     )  # fmt: skip
 
