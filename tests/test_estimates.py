@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roofline.deployment import deployment
-from roofline.errors import InfeasibleError, InputError, UnsupportedError, check_number
+from roofline.errors import InfeasibleError, InputError, RooflineError, UnsupportedError, check_number
 from roofline.estimates import estimate
 from roofline.memory import fewest_gpus
 from roofline.planner.layouts import plans
@@ -42,7 +42,7 @@ def test_the_shortest_request_has_a_first_token_only():
 
 @pytest.mark.parametrize("name", [None, 3])
 def test_a_model_is_named_by_text(name):
-    with pytest.raises(InputError, match="named by text"):
+    with pytest.raises(InputError, match="is no name, path or loaded model"):
         load_model(name)
 
 
@@ -118,3 +118,35 @@ def test_parts_of_a_latency_add_up_to_it(load):
 def test_what_has_no_parts_says_none():
     assert estimate(batch=8).ttft_parts_s == estimate(batch=8).tpot_parts_s == {}
     assert estimate(concurrency=8, speculation="eagle:3:0.8").tpot_parts_s == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"engine": None}, "engine: None is no name"), ({"engine": 3}, "engine: 3 is no name"),
+        ({"speculation": 3}, "speculation: '3' is not DRAFTER"),
+        ({"speculation": ["eagle:3:0.8"]}, "is not DRAFTER:DRAFTS:ACCEPTANCE"),
+        ({"specs": 3}, "specs: 3 is not the path"), ({"hw": None}, "hardware: 'None'"), ({"model": 3}, "model: '3'"),
+        ({"model": ""}, "unknown model ''"), ({"isl": 10**400}, r"isl: 10{59} \.\.\. is not a number"),
+    ],
+)  # fmt: skip
+def test_values_of_other_types_are_refused_in_words(given, told):
+    with pytest.raises(RooflineError, match=told):
+        estimate(**given)
+
+
+def test_ranks_of_a_table_may_be_floats():
+    """As a data frame has them: 2.0 ranks are 2."""
+    found = estimate("llama-3.1-8b", tp=np.float64(2.0))
+    assert str(found.deployment) == "llama-3.1-8b bf16 on 2 x h100-sxm (TP2), vllm"
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
+def test_a_loaded_model_is_a_model(name):
+    """What `load_model` returns goes where a name goes, with the formats of its checkpoint."""
+    loaded = load_model(name)
+    assert loaded.name == name and repr(loaded).startswith(f"<ParsedModel {name}: ")
+    expected = estimate(name)
+    for model in (loaded, loaded.model):
+        found = estimate(model)
+        assert found.tpot_s == expected.tpot_s and str(found.deployment) == str(expected.deployment)

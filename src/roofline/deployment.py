@@ -27,6 +27,7 @@ from roofline.specs.engine import Engine, engine_named, graph_limit
 from roofline.specs.hardware import Accelerator
 from roofline.specs.library import hardware
 from roofline.specs.model import Model
+from roofline.specs.parsed import ParsedModel
 from roofline.specs.refs import load_model
 from roofline.step import StepTime, compose
 from roofline.workload import Sequences, decode, prefill, verify
@@ -225,7 +226,7 @@ def _stretched(step: StepTime, total_s: Array) -> StepTime:
 
 
 def deployment(
-    model: str | Path | Model,
+    model: str | Path | Model | ParsedModel,
     hw: str | Path | Accelerator,
     *,
     tp: int = 1,
@@ -240,17 +241,14 @@ def deployment(
 ) -> Deployment:
     """The replica that these names describe.
 
-    Args:     model: library name or alias, config.json, model folder, GGUF file, spec YAML or Hub id; hw: library name
-              or YAML; tp, pp, ep, dp, cp: see `Plan`; weights: precision or format name, None: as the checkpoint is;
-              kv: KV format, None or "auto": what the engine does by default; engine: profile name
+    Args:     model: library name or alias, config.json, model folder, GGUF file, spec YAML, Hub id or what `load_model`
+              returns; hw: library name or YAML; tp, pp, ep, dp, cp: see `Plan`; weights: precision or format name,
+              None: as the checkpoint is; kv: KV format, None or "auto": what the engine does by default; engine:
+              profile name
     Errors:   UnknownNameError with the nearest names; UnsupportedError; InfeasibleError where the plan cannot be cut
     """
-    precision = None
-    if isinstance(model, Model):
-        parsed = model
-    else:
-        loaded = load_model(model, specs=specs)
-        parsed, precision = loaded.model, loaded.precision
+    loaded = load_model(model, specs=specs)
+    parsed, precision = loaded.model, loaded.precision
     accelerator = hw if isinstance(hw, Accelerator) else hardware(hw, specs=specs)
     if weights is not None or precision is None:
         precision = precision_named(weights or parsed.native)

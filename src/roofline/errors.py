@@ -65,13 +65,18 @@ def check_number(name: str, value: float, *, low: float = 0.0, high: float = mat
     except (TypeError, ValueError, OverflowError):
         v = math.nan
     if math.isnan(v) and not isinstance(value, float):
-        raise InputError(f"{name}: {value!r} is not a number")
+        raise InputError(f"{name}: {_shown(value)} is not a number")
     if not math.isfinite(v) or not low <= v <= high:
         top = f" to {high:g}" if math.isfinite(high) else " or more"
-        raise InputError(f"{name}: {value!r} is out of range; allowed: {low:g}{top}")
+        raise InputError(f"{name}: {_shown(value)} is out of range; allowed: {low:g}{top}")
     if integer and v != int(v):
-        raise InputError(f"{name}: {value!r} must be a whole number")
+        raise InputError(f"{name}: {_shown(value)} must be a whole number")
     return value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]} ..."
 
 
 def check_numbers(name: str, value: Any, *, low: float = 0.0, high: float = math.inf) -> None:
@@ -85,7 +90,7 @@ def check_numbers(name: str, value: Any, *, low: float = 0.0, high: float = math
     except (TypeError, ValueError):  # lists of unequal lengths
         numbers = False
     if not numbers:
-        raise InputError(f"{name}: {value!r} is not a number or an array of numbers")
+        raise InputError(f"{name}: {_shown(value)} is not a number or an array of numbers")
     wrong = values[~(np.isfinite(values) & (values >= low) & (values <= high))]
     if wrong.size:
         top = f" to {high:g}" if math.isfinite(high) else " or more"

@@ -24,7 +24,8 @@ class Plan:
 
     def __post_init__(self):
         for name in ("tp", "pp", "ep", "dp", "cp"):
-            check_number(name, getattr(self, name), low=1, high=65536, integer=True)
+            ranks = check_number(name, getattr(self, name), low=1, high=65536, integer=True)
+            object.__setattr__(self, name, int(ranks))
         if self.tp * self.dp % self.ep:
             raise InfeasibleError(
                 f"ep: {self.ep} does not divide the {self.tp * self.dp} ranks of tp {self.tp} x dp {self.dp}"

@@ -102,7 +102,7 @@ def measure_decode_utilization(
     batch = int(check_number("batch", batch, low=1, high=65536, integer=True))
     context = int(check_number("context", context, low=1, high=2**24, integer=True))
     where = open_device(device) if isinstance(device, str) else device
-    whole = model if isinstance(model, Model) else load_model(model).model
+    whole = load_model(model).model
     if layers is not None:
         layers = int(check_number("layers", layers, low=1, high=whole.stored_layers, integer=True))
         whole = truncated(whole, layers)

@@ -127,10 +127,10 @@ def plan(
     slo = slo or Slo()
     check_number("spares", spares, low=0, high=1000, integer=True)
     check_number("max_gpus", max_gpus, low=1, high=65536, integer=True)
-    loaded = None if isinstance(model, Model) else load_model(model, specs=specs)
-    parsed = model if loaded is None else loaded.model
+    loaded = load_model(model, specs=specs)
+    parsed = loaded.model
     devices, paid, sources, notes = _devices(hw, prices, tier, specs)
-    native = precision_named(parsed.native) if loaded is None or loaded.precision is None else loaded.precision
+    native = loaded.precision or precision_named(parsed.native)
     precisions = [
         (native if w is None else precision_named(w)).with_kv(k)
         for w in _several("weights", weights)

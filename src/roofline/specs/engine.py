@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from roofline.errors import SpecError, UnknownNameError
+from roofline.errors import InputError, SpecError, UnknownNameError
 from roofline.specs.library import build, canonical, head_aliases
 from roofline.specs.yaml_file import read_yaml
 from roofline.units import Bytes, Seconds
@@ -257,6 +257,8 @@ def engine_named(name: str | Engine, version: str | None = None, **memory: Any) 
     """
     if isinstance(name, Engine):
         found = name
+    elif not isinstance(name, str):
+        raise InputError(f"engine: {name!r} is no name; see 'roofline list engines'")
     else:
         match = re.fullmatch(r"\s*([^\s=@<>]+)[\s=@<>]*(\d[\w.]*)?\s*", str(name))
         plain, tail = (match[1], match[2]) if match else (str(name), None)

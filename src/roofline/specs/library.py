@@ -45,6 +45,8 @@ def user_roots(kind: str, specs: str | os.PathLike | None = None) -> list[Path]:
     given = [specs] if specs else []
     given += [p for p in os.environ.get("ROOFLINE_SPECS", "").split(os.pathsep) if p]
     roots = []
+    if not isinstance(specs, str | os.PathLike | None):
+        raise InputError(f"specs: {specs!r} is not the path of a folder")
     for folder in map(Path, given):
         if not folder.is_dir():
             raise SpecError(f"spec folder '{folder}' is not a folder")
@@ -82,7 +84,7 @@ def locate(kind: str, name: str | os.PathLike, specs: str | os.PathLike | None =
     if isinstance(name, os.PathLike) or str(name).endswith((".yaml", ".yml")):
         return Path(name)
     if not isinstance(name, str):
-        raise InputError(f"a {kind} is named by text, not {name!r}")
+        raise InputError(f"{kind}: {str(name)[:80]!r} is no name or path; see 'roofline list {LISTED[kind]}'")
     roots = _roots(kind, specs)
     asked = (name, tuple(roots))
     state = tuple(_folder_stamps(root) for root in roots[:-1])  # shipped folders hold still, a user's may not

@@ -20,3 +20,12 @@ class ParsedModel:
     precision: Precision | None = None
     notes: tuple[str, ...] = ()
     file_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.model.name
+
+    def __repr__(self) -> str:
+        stored = "" if self.precision is None else f" in {self.precision.name}"
+        return f"<ParsedModel {self.name}: {self.model.params / 1e9:.4g} B parameters{stored}>"

@@ -21,16 +21,20 @@ _INDEX = "model.safetensors.index.json"
 _SIZE_TOLERANCE = 0.05
 
 
-def load_model(ref: str | os.PathLike, specs: str | os.PathLike | None = None) -> ParsedModel:
+def load_model(ref: str | os.PathLike | Model | ParsedModel, specs: str | os.PathLike | None = None) -> ParsedModel:
     """The model that `ref` names.
 
     Args:     ref: tried in this order: a name or alias of the library; the path of a `config.json` (with `#name` for
               one of several checkpoints in it), a model folder, a `.gguf` file or a spec YAML; a Hub id owner/name.
-              specs: a folder of specs of your own, searched first
+              What is loaded already is taken as it is; specs: a folder of specs of your own, searched first
     Errors:   UnknownNameError with the nearest names; SpecError and UnsupportedError of the readers
     """
+    if isinstance(ref, ParsedModel):
+        return ref
+    if isinstance(ref, Model):
+        return ParsedModel(ref, precision_named(ref.native), ref.notes)
     if not isinstance(ref, str | os.PathLike):
-        raise InputError(f"a model is named by text or a path, not {ref!r}")
+        raise InputError(f"model: {str(ref)[:80]!r} is no name, path or loaded model; see 'roofline list models'")
     text = os.fspath(ref)
     if not isinstance(ref, os.PathLike) and not text.lower().endswith(_SUFFIXES):
         try:
@@ -45,6 +49,8 @@ def load_model(ref: str | os.PathLike, specs: str | os.PathLike | None = None) -
         exists = found.exists()
     except (OSError, ValueError):  # a name that no file system takes
         exists = False
+    if unknown is not None and not text.strip():
+        raise unknown
     if exists or unknown is None:
         return _from_path(found, variant or None)
     if is_hub_id(text):

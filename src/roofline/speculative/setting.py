@@ -93,6 +93,8 @@ def speculating(
         return where
     if speculation == "none":
         return where.with_(speculation=None)
+    if not isinstance(speculation, str | Speculation):
+        raise InputError(f"speculation: {str(speculation)[:80]!r} is not DRAFTER:DRAFTS:ACCEPTANCE, e.g. 'eagle:3:0.8'")
     if isinstance(speculation, str):
         if where.model.encoder:
             raise InputError(f"speculation: {where.model.name} has an encoder; only decoders are verified")
