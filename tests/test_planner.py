@@ -372,3 +372,17 @@ def test_fleet_of_a_trillion_tokens_a_day():
     r = plan("llama-3.1-70b", ["h100-sxm"], traffic=load, slo=Slo(ttft_s=5.0, tpot_s=0.1), weights="fp8", max_gpus=8)
     assert r.fleet.gpus > 500  # 1,102 requests/s; one H100 prefills some 10,000 tokens of a 70B a second
     assert np.isfinite(r.usd_per_h) and r.fleet.capacity_per_s >= load.rate_per_s * (1 - 1e-9)
+
+
+def test_what_is_no_traffic_no_slo_and_no_prices_is_refused():
+    load = traffic(rate_per_s=1, isl=1000, osl=100)
+    for wrong, told in (
+        ({"traffic": {"rate_per_s": 1}}, "traffic: give what traffic"), ({"slo": {"ttft_s": 1}}, "slo: give Slo"),
+        ({"prices": "2.5"}, "prices: give USD per hour by device"), ({"hw": 3}, "hw: 3 is neither a name"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=told):
+            plan("llama-3.1-8b", **({"hw": "h100-sxm", "traffic": load} | wrong))
+    with pytest.raises(InputError, match="trace: 3 is neither a path"):
+        traffic(trace=3)
+    found = plan("llama-3.1-8b", "h100-sxm", traffic=load, spares=1.0)
+    assert found.fleet.members[0][1] == 2 and "  2 x [" in str(found)

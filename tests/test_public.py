@@ -37,7 +37,7 @@ def test_docstring():
 def test_results_show_themselves_at_the_prompt():
     """What a session prints is what the command prints, or a line; never the records inside."""
     e = roofline.estimate("llama-3.1-70b", "h100-sxm", tp=4, concurrency=32)
-    levers = roofline.levers("llama-3.1-8b", families=["weights"])
+    levers = roofline.levers("llama-3.1-8b", families=["weight format"])
     load = roofline.traffic(rate_per_s=5, isl=2000, osl=500)
     found = roofline.plan("llama-3.1-8b", "h100-sxm", traffic=load, max_gpus=1)
     assert (repr(e), repr(levers), repr(found)) == (str(e), str(levers), str(found))

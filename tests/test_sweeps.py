@@ -219,3 +219,25 @@ def test_progress_is_told():
     told = []
     sweep(MODEL, [HW, "l40s"], batch=[1, 2, 3], progress=lambda done, total: told.append((done, total)))
     assert told == [(3, 6), (6, 6)]
+
+
+def test_what_is_no_condition_and_no_axis_is_refused():
+    s = sweep("llama-3.1-8b", ["h100-sxm"], tp=[1, 2], concurrency=[1, 8])
+    for condition in (3, s.tpot_s, "tpot_s<1", [1, 0]):
+        with pytest.raises(InputError, match="is no condition"):
+            s.where(condition)
+    with pytest.raises(UnknownNameError, match="tp of this sweep '3'"):
+        s.at(tp=3, concurrency=8)
+    with pytest.raises(InputError, match="concurrency: 'many' is not a number"):
+        s.at(concurrency="many")
+    with pytest.raises(InputError, match=r"concurrency: an array of shape \(2, 2\)"):
+        sweep("llama-3.1-8b", concurrency=np.ones((2, 2)))
+    assert sweep("llama-3.1-8b", concurrency=[1, 2], metrics="tpot_s").tpot_s.shape == (2,)
+
+
+def test_ranks_may_come_from_a_table():
+    """Whole floats are ranks, as a data frame has them; others are none."""
+    floats, whole = (sweep("llama-3.1-8b", tp=tp, concurrency=8) for tp in (np.array([1.0, 2.0]), [1, 2]))
+    assert floats.tpot_s.tolist() == whole.tpot_s.tolist() and floats.axes["tp"] == [1, 2]
+    with pytest.raises(InputError, match=r"tp: 1\.5 must be a whole number"):
+        sweep("llama-3.1-8b", tp=[1.0, 1.5])

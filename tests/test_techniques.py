@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from roofline.deployment import deployment
-from roofline.errors import InputError
+from roofline.errors import InputError, UnknownNameError
+from roofline.estimates import estimate
 from roofline.techniques import GAINS, Assumed, Cut, levers
-from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, changed_attention, launches, tiered
+from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, FAMILIES, changed_attention, launches, tiered
 from roofline.techniques.elasticity import RESOURCES, elasticities, with_more
 from roofline.techniques.outcome import NotPossibleError, Scene, outcome
 
@@ -187,3 +188,24 @@ def test_graphs_are_a_lever_beyond_the_last_one_and_where_they_end_at_attention(
     (gain,) = names("tensorrt-llm", 200.0).values()
     assert gain > 1.02 and "128" in next(iter(names("tensorrt-llm", 200.0)))
     assert names("vllm==0.10.2", 1.0)["CUDA graphs of whole steps"] > 1.1
+
+
+def test_families_are_named():
+    assert {x.family for x in levers(families="speculation").found} == {"speculation"}
+    assert {x.family for model in ("llama-3.1-8b", "deepseek-v2-lite") for x in levers(model).found} == set(FAMILIES)
+    with pytest.raises(UnknownNameError, match="family of techniques 'speculatio'; did you mean 'speculation'"):
+        levers(families=["speculatio"])
+
+
+def test_prices_of_the_users_own_specs_count(tmp_path):
+    """Levers and estimates take the same price: that of the folder of specs, where it has one."""
+    (tmp_path / "hardware_specs").mkdir()
+    row = "{price: 1.25 USD/h, tier: specialist, terms: on-demand, date: '2026-11', source: mine}"
+    text = f"sources: {{mine: contract}}\nprices:\n  rtx-4090: [{row}]\n  h200-sxm: [{row}]\n"
+    (tmp_path / "hardware_specs" / "prices.yaml").write_text(text)
+    load = {"isl": 500, "osl": 100, "concurrency": 4, "specs": tmp_path}
+    found = levers("llama-3.1-8b", "rtx-4090", weights="fp8", families=["hardware"], **load)
+    expected = estimate("llama-3.1-8b", "rtx-4090", weights="fp8", **load)
+    assert found.base.usd_per_mtok == pytest.approx(expected.usd_per_mtok_output.value)
+    other = next(x for x in found.possible if x.name == "h200-sxm")
+    assert "1.25 USD/h" in other.assumes

@@ -9,6 +9,7 @@ import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment, deployment
+from roofline.errors import check_number
 from roofline.step import StepTime
 
 # The name of a regime by the part of the step that is largest.
@@ -71,7 +72,9 @@ def decode_regime(
     'weights-bound'
     """
     where = where if isinstance(where, Deployment) else deployment(where, hw, **layout)
-    here = where.decode_step(float(batch), float(context))
+    batch = float(check_number("batch", batch, low=1e-9, high=1e9))
+    context = float(check_number("context", context, low=0, high=1e12))
+    here = where.decode_step(batch, context)
     name = str(regime_of(here))
     shares = {part: float(s / here.total_s) for part, s in here.parts_s.items()}
     part = next(p for p, label in REGIMES.items() if label == name)
@@ -81,8 +84,8 @@ def decode_regime(
         name,
         shares[part],
         shares,
-        _first_other(name, batches, regime_of(where.decode_step(batches, float(context)))),
-        _first_other(name, contexts, regime_of(where.decode_step(float(batch), contexts))),
+        _first_other(name, batches, regime_of(where.decode_step(batches, context))),
+        _first_other(name, contexts, regime_of(where.decode_step(batch, contexts))),
     )
 
 

@@ -124,9 +124,10 @@ def plan(
     Assumes:  requests are dealt to replicas in proportion to what they carry; prices are per device-hour
     Errors:   NoPlanError with the nearest alternative where nothing keeps the objective or the budget
     """
-    slo = slo or Slo()
-    check_number("spares", spares, low=0, high=1000, integer=True)
-    check_number("max_gpus", max_gpus, low=1, high=65536, integer=True)
+    slo = Slo() if slo is None else slo
+    _check_kinds(traffic, slo, prices)
+    spares = int(check_number("spares", spares, low=0, high=1000, integer=True))
+    max_gpus = int(check_number("max_gpus", max_gpus, low=1, high=65536, integer=True))
     loaded = load_model(model, specs=specs)
     parsed = loaded.model
     devices, paid, sources, notes = _devices(hw, prices, tier, specs)
@@ -157,9 +158,20 @@ def plan(
     )  # fmt: skip
 
 
+def _check_kinds(traffic: Any, slo: Any, prices: Any) -> None:
+    if not isinstance(traffic, Traffic):
+        raise InputError("traffic: give what traffic(...) returns, e.g. traffic(rate_per_s=5, isl=2000, osl=300)")
+    if not isinstance(slo, Slo):
+        raise InputError("slo: give Slo(...), e.g. Slo(ttft_s=1, tpot_s=0.04)")
+    if prices is not None and not isinstance(prices, Mapping):
+        raise InputError("prices: give USD per hour by device, e.g. {'h100-sxm': 2.5}")
+
+
 def _several(name: str, value: Any) -> list[Any]:
-    if value is None or isinstance(value, (str, Engine, Accelerator)):
+    if value is None or isinstance(value, (str, Path, Engine, Accelerator)):
         return [value]
+    if not isinstance(value, Iterable):
+        raise InputError(f"{name}: {value!r} is neither a name nor a list of names")
     values = list(value)
     if not values:
         raise InputError(f"{name}: an empty list allows nothing; leave it out for the default, or name some")

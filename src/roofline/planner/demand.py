@@ -98,6 +98,8 @@ def traffic(
     """
     source, cv2, hits = "as given", 1.0, 0.0
     if trace is not None:
+        if not isinstance(trace, str | Path | Trace):
+            raise InputError(f"trace: {trace!r:.60} is neither a path nor a Trace")
         found = trace if isinstance(trace, Trace) else read_trace(trace)
         isl = observed(found.isl) if isl is None else isl
         osl = observed(found.osl) if osl is None else osl

@@ -45,8 +45,8 @@ def plot(
 
 def figure_module(kind: str):
     """The module that draws a kind."""
-    if kind not in KINDS:
-        raise UnknownNameError("figure", kind, list(KINDS), "see 'roofline plot --help'")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UnknownNameError("figure", str(kind)[:60], list(KINDS), "see 'roofline plot --help'")
     return import_module(f"roofline.report.figures.{kind}")
 
 

@@ -73,8 +73,8 @@ def sweep(
 
 
 def _metrics(names: Iterable[str] | None, points: Grid) -> tuple[str, ...]:
-    chosen = DEFAULT if names is None else tuple(dict.fromkeys(names))
-    for name in chosen:
+    chosen = DEFAULT if names is None else (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    for name in map(str, chosen):
         metric(name)
         if points.load == "batch" and "_p" in name and name.rsplit("_p", 1)[1][0].isdigit():
             raise InputError(f"{name}: percentiles need concurrency or rate_per_s; a static batch has none")

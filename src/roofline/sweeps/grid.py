@@ -15,7 +15,7 @@ import numpy as np
 
 from roofline.arrays import cuts
 from roofline.deployment import Deployment
-from roofline.errors import InputError, UnknownNameError
+from roofline.errors import InputError, UnknownNameError, check_number, check_numbers
 from roofline.serving.load import KNOBS
 from roofline.specs.engine import Engine
 from roofline.specs.hardware import Accelerator
@@ -214,14 +214,11 @@ def _numbers(name: str, values: list[Any]) -> np.ndarray:
         array = np.array(values, float)
     except (TypeError, ValueError):
         raise InputError(f"{name}: {values[0]!r} ... are not all numbers") from None
-    low = _LOW.get(name, 0.0)
-    bad = array[~np.isfinite(array) | (array < low) | (array > 1e12)]
-    if bad.size:
-        raise InputError(f"{name}: {bad[0]:g} is out of range; allowed: {low:g} or more")
+    if array.ndim != 1:
+        raise InputError(f"{name}: an array of shape {array.shape}; give a list, each value once")
+    check_numbers(name, array, low=_LOW.get(name, 0.0), high=1e12)
     return array
 
 
 def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InputError(f"{name}: {value!r} is not a whole number")
-    return int(value)
+    return int(check_number(name, value, low=1, high=65536, integer=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roofline.errors import InfeasibleError, InputError, RooflineError, UnknownNameError
+from roofline.errors import InfeasibleError, InputError, RooflineError, UnknownNameError, check_number
 from roofline.estimates import estimate
+from roofline.files import write_atomically
 from roofline.plotted import Plotted
 from roofline.serving.load import KNOBS
 from roofline.serving.recipes import with_scheduler
@@ -97,8 +99,11 @@ class Sweep(Plotted, figures=("frontier", "cost")):
 
     def where(self, condition: np.ndarray | bool) -> Sweep:
         """The same sweep with only the points that meet a condition left in; it broadcasts: `s.where(s.tp <= 4)`."""
+        told = np.asarray(condition)
+        if told.dtype != bool:
+            raise InputError(f"where: {condition!r:.60} is no condition; give one such as s.tpot_s < 0.03")
         try:
-            mask = np.broadcast_to(np.asarray(condition, bool), self.shape)
+            mask = np.broadcast_to(told, self.shape)
         except ValueError:
             raise InputError(f"where: a condition of shape {np.shape(condition)} does not fit {self.shape}") from None
         return replace(self, chosen=mask if self.chosen is None else self.chosen & mask)
@@ -134,7 +139,9 @@ class Sweep(Plotted, figures=("frontier", "cost")):
         return Point(tuple(index), inputs, {name: float(column[index]) for name, column in self.columns.items()})
 
     def at(self, point: Point | None = None, **inputs: Any) -> Estimate:
-        """The full estimate of a point, or of the point nearest to the named inputs.
+        """The full estimate of a point, or of the point nearest to the named numbers; names and layouts are exact.
+
+        An input that is not named is at its first value.
 
         >>> from roofline.sweeps import sweep
         >>> s = sweep("llama-3.1-8b", "h100-sxm", batch=[1, 8, 64])
@@ -156,13 +163,13 @@ class Sweep(Plotted, figures=("frontier", "cost")):
             if place is None:
                 raise UnknownNameError("swept input", name, self.grid.swept)
             values = self.grid.coordinate(name).ravel()
-            if values.dtype == object:
+            if name in self.grid.structure:
                 known = [str(v) for v in values]
                 if str(label(wanted)) not in known:
                     raise UnknownNameError(f"{name} of this sweep", str(label(wanted)), known)
                 index[place] = known.index(str(label(wanted)))
             else:
-                index[place] = int(np.abs(values - wanted).argmin())
+                index[place] = int(np.abs(values - check_number(name, wanted)).argmin())
         return tuple(index)
 
     def _column(self, name: str) -> np.ndarray:
@@ -192,11 +199,9 @@ class Sweep(Plotted, figures=("frontier", "cost")):
     def to_parquet(self, path: str | Path) -> None:
         """Write the table of `to_pandas` as one parquet file."""
         require("pyarrow", "parquet")
-        frame = self.to_pandas()
-        target = Path(path)
-        part = target.with_name(target.name + ".part")
-        frame.to_parquet(part, index=False)
-        part.replace(target)
+        held = io.BytesIO()
+        self.to_pandas().to_parquet(held, index=False)
+        write_atomically(path, held.getvalue())
 
     def to_xarray(self):
         """The metrics as an xarray Dataset with named dimensions."""

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from roofline.deployment import Deployment
 from roofline.deployment import deployment as deployed
-from roofline.errors import InputError, RooflineError, check_number
+from roofline.errors import InputError, RooflineError, UnknownNameError, check_number
 from roofline.estimates import EXAMPLE_HARDWARE, EXAMPLE_MODEL
 from roofline.explain import plain
 from roofline.specs.prices import quote
 from roofline.speculative import Speculation, speculating
-from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, Assumed, Cut, WhatIf
+from roofline.techniques.catalogue import CATALOGUE, CONFLICTS, FAMILIES, Assumed, Cut, WhatIf
 from roofline.techniques.elasticity import Elasticity, elasticities
 from roofline.techniques.outcome import GAINS, Outcome, Scene, outcome
 
@@ -149,18 +149,19 @@ def levers(
         float(check_number("concurrency", concurrency, low=1, high=1e7)),
         float(check_number("cached", cached, low=0, high=isl - 1)), usd_per_h,
     )  # fmt: skip
+    specs = layout.get("specs")
+    assumed = Assumed(specs=specs) if assumed is None else replace(assumed, specs=assumed.specs or specs)
     price = usd_per_h
     if price is None:
-        known = quote(where.accelerator)
-        price = float("nan") if known is None else known.usd_per_hour
+        found = quote(where.accelerator, specs=specs)
+        price = float("nan") if found is None else found.usd_per_hour
     base = outcome(where, scene, price)
-    wanted = None if families is None else set(families)
-    found = []
-    for source in CATALOGUE:
-        for what in source(where, scene, price, assumed or Assumed()):
-            if wanted is None or what.family in wanted:
-                found.append(_lever(what, base))
-    return Levers(where, scene, base, tuple(found))
+    tried = [what for source in CATALOGUE for what in source(where, scene, price, assumed)]
+    wanted = FAMILIES if families is None else [families] if isinstance(families, str) else list(families)
+    for family in wanted:
+        if family not in FAMILIES:
+            raise UnknownNameError("family of techniques", str(family), FAMILIES)
+    return Levers(where, scene, base, tuple(_lever(what, base) for what in tried if what.family in wanted))
 
 
 def _lever(what: WhatIf, base: Outcome) -> Lever:

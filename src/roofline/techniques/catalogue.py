@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 
@@ -56,6 +57,7 @@ class Assumed:
     warm_share: float = 0.5  # of requests with most of the prompt cached, for cache-aware pools
     warm_hit: float = 0.9  # their hit rate
     servers: int = 8  # prefill servers that cache-aware pools divide
+    specs: str | Path | None = None  # folder with the user's own hardware and prices
 
     def __post_init__(self):
         for share in ("hit_rate", "acceptance", "warm_share", "warm_hit"):
@@ -291,9 +293,9 @@ def _step(engine: Engine, **changes) -> Engine:
 
 def other_hardware(d: Deployment, scene: Scene, usd: float, known: Assumed) -> Iterator[WhatIf]:
     """The same layout on every other datacentre GPU that has a price."""
-    for name in priced():
-        a = hardware(name)
-        found = quote(a)
+    for name in priced(known.specs):
+        a = hardware(name, specs=known.specs)
+        found = quote(a, specs=known.specs)
         if a.name == d.accelerator.name or a.kind != "gpu-datacentre" or found is None:
             continue
         cuts = tuple(
@@ -351,6 +353,11 @@ CATALOGUE: tuple[Source, ...] = (
     launches, other_hardware, model_variants,
 )  # fmt: skip
 
+FAMILIES = (
+    "weight format", "KV format", "larger batch", "smaller batch", "chunked prefill", "prefix cache", "tiered KV",
+    "cache-aware pools", "disaggregation", "speculation", "launches", "layout", "hardware", "model",
+)  # fmt: skip
+
 # Families that take from each other, and why.
 CONFLICTS: tuple[tuple[str, str, str], ...] = (
     (
@@ -366,4 +373,4 @@ CONFLICTS: tuple[tuple[str, str, str], ...] = (
     ("model", "KV format", "less cache leaves less to narrow"),
 )
 
-__all__ = ["CATALOGUE", "CONFLICTS", "Assumed", "Cut", "WhatIf"]
+__all__ = ["CATALOGUE", "CONFLICTS", "FAMILIES", "Assumed", "Cut", "WhatIf"]
