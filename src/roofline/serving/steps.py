@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roofline.arrays import Array
+from roofline.arrays import Array, larger
 from roofline.deployment import Deployment
 from roofline.errors import UnsupportedError
 from roofline.kernels.host import DecodeLaunch
@@ -21,6 +21,9 @@ from roofline.workload import Sequences
 # Products that belong to one group of sequences and not to all tokens of a step: MLA's two forms.
 GROUP_PRODUCTS = ("attn.absorb_q", "attn.absorb_v", "attn.kv_b")
 MANY = 16.0  # prompts in one step at which the cost of one more is taken
+
+
+Place = tuple[np.ndarray, np.ndarray]  # on an axis: the cell, and the share of the way through it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +40,64 @@ class Axis:
         parts = 1 << self.cuts
         return np.append(2.0 ** (cells // parts) * (1.0 + cells % parts / parts), 2.0**self.octaves)
 
-    def place(self, x: Array) -> tuple[np.ndarray, np.ndarray]:
+    def place(self, x: Array) -> Place:
         """Cell of x and the share of the way through it; below 1 the first point, beyond the end on its last slope."""
-        x = np.asarray(np.maximum(x, 1.0), float)
+        x = np.asarray(larger(x, 1.0), float)
         bits = x.view(np.int64)
         cell = (bits >> (MANTISSA - self.cuts)) - (EXPONENT << self.cuts)
         # the bits after those that name the cell, under the exponent of 1: 1 + share
         share = (((bits << self.cuts) & ((1 << MANTISSA) - 1)) | (EXPONENT << MANTISSA)).view(np.float64) - 1.0
         last = (self.octaves << self.cuts) - 1
-        if np.any(cell > last):
+        if cell.max(initial=0) > last:
             low, end = self.points[-2:]
             share = np.where(cell > last, (x - low) / (end - low), share)
             cell = np.minimum(cell, last)
         return cell, share
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Lanes along an axis, linear between its points."""
+
+    values: np.ndarray  # [lane, point]
+    rises: np.ndarray  # [lane, cell], to the next point
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Line:
+        """The line through values at the points of an axis, which comes last."""
+        return cls(values, np.diff(values))
+
+    def at(self, place: Place) -> np.ndarray:
+        """Lanes at a place on the axis."""
+        i, share = place
+        return self.values.take(i, axis=1) + share * self.rises.take(i, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Lanes along two axes, linear in both directions between their points. All fields [lane, cell of x and of y]."""
+
+    values: np.ndarray  # at the lower corner
+    along_x: np.ndarray  # rises from there to the next point
+    along_y: np.ndarray
+    twist: np.ndarray  # by which a rise grows along the other axis
+    columns: int  # cells of y
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Sheet:
+        """The sheet through values at the points of two axes, which come last."""
+        along_x, along_y = np.diff(values, axis=1), np.diff(values, axis=2)
+        cells = values[:, :-1, :-1], along_x[..., :-1], along_y[:, :-1], np.diff(along_x, axis=2)
+        return cls(*(each.reshape(len(values), -1) for each in cells), columns=values.shape[2] - 1)
+
+    def at(self, x: Place, y: Place) -> np.ndarray:
+        """Lanes at a place on each axis."""
+        (i, u), (j, v) = x, y
+        cell = i * self.columns + j
+        values, along_x, along_y, twist = (
+            each.take(cell, axis=1) for each in (self.values, self.along_x, self.along_y, self.twist)
+        )
+        return values + v * along_y + u * (along_x + v * twist)
 
 
 MANTISSA, EXPONENT = 52, 1023  # of a double: bits after the point, and the exponent of 1 as it is stored
@@ -60,10 +108,10 @@ TOKENS, BATCHES, CONTEXTS, PROMPTS, PASTS = Axis(4, 20), Axis(2, 14), Axis(1, 22
 class DraftTable:
     """Seconds of a cycle of speculation beside its verification: drafting, and the host's part."""
 
-    cycle_s: np.ndarray  # [1, BATCHES, CONTEXTS]
+    cycle_s: Sheet  # [1, BATCHES, CONTEXTS]
     alone_s: float  # where nothing decodes: one pass
-    prompt_s: np.ndarray  # [1, PROMPTS, PASTS], what one prompt adds
-    prompt_more_s: np.ndarray  # [1, PROMPTS, PASTS], each further prompt
+    prompt_s: Sheet  # [1, PROMPTS, PASTS], what one prompt adds
+    prompt_more_s: Sheet  # [1, PROMPTS, PASTS], each further prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +153,11 @@ class StepTable:
     """
 
     schedule: str
-    tokens_s: np.ndarray  # [lane, TOKENS]
-    head_s: np.ndarray  # [lane, BATCHES]
-    decode_s: np.ndarray  # [lane, BATCHES, CONTEXTS], head and attention
-    prompt_s: np.ndarray  # [lane, PROMPTS, PASTS], one prompt
-    prompt_more_s: np.ndarray  # [lane, PROMPTS, PASTS], each further prompt
+    tokens_s: Line  # [lane, TOKENS]
+    head_s: Line  # [lane, BATCHES]
+    decode_s: Sheet  # [lane, BATCHES, CONTEXTS], head and attention
+    prompt_s: Sheet  # [lane, PROMPTS, PASTS], one prompt
+    prompt_more_s: Sheet  # [lane, PROMPTS, PASTS], each further prompt
     stages: Stages | None  # of a pipeline
     host_gap_s: float
     host_sequence_s: float
@@ -128,18 +176,19 @@ class StepTable:
 
     def tokens(self, tokens: Array) -> Array:
         """Lanes of everything that counts tokens only."""
+        if self.stages is None:
+            return self.tokens_s.at(TOKENS.place(tokens))
         each = np.asarray(tokens, float) / self.pipeline
-        lanes = _linear(self.tokens_s, *TOKENS.place(each))
-        return lanes if self.stages is None else _times(lanes, self.stages.few(each / self.verified)[0])
+        return _times(self.tokens_s.at(TOKENS.place(each)), self.stages.few(each / self.verified)[0])
 
     def head(self, rows: Array) -> Array:
         """Lanes of the head over `rows` positions."""
-        return _linear(self.head_s, *BATCHES.place(np.asarray(rows, float) / self.pipeline))
+        return self.head_s.at(BATCHES.place(np.asarray(rows, float) / self.pipeline))
 
     def prompts(self, new: Array, past: Array) -> tuple[Array, Array]:
         """Lanes of the attention of one prompt of `new` tokens over `past`, and of each further one."""
         at = PROMPTS.place(np.asarray(new, float)), PASTS.place(np.asarray(past, float))
-        return tuple(_bilinear(t, *at) / self.pipeline for t in (self.prompt_s, self.prompt_more_s))
+        return tuple(t.at(*at) / self.pipeline for t in (self.prompt_s, self.prompt_more_s))
 
     def combined(self, lanes: Array) -> Array:
         """Seconds of a step from its lanes."""
@@ -169,17 +218,14 @@ class StepTable:
     def beside(self, batch: Array, context: Array, new: Array, past: Array, padding: Array = 0.0) -> Steps:
         """Steps in which prompts of `new` tokens over `past` run beside `batch` decodes (0: alone)."""
         prompts, place = self.prompts(new, past), CONTEXTS.place(context)
-        fixed, drafting = self.fixed_at(batch, place), self.drafting(batch, place)
-        return Steps(
-            self, batch, place, fixed, np.asarray(new, float), *prompts, padding, drafting, self.reading(new, past)
-        )
+        return Steps(self, place, np.asarray(new, float), *prompts, self.reading(new, past), padding).at(batch)
 
-    def drafting(self, batch: Array, context: tuple[np.ndarray, np.ndarray]) -> Array:
+    def drafting(self, batch: Array, context: Place) -> Array:
         """Seconds of drafting for `batch` decodes; `context`: its place on CONTEXTS."""
         if self.drafts is None:
             return 0.0
         batch = np.asarray(batch, float)
-        seconds = _bilinear(self.drafts.cycle_s, BATCHES.place(batch), context)[0]
+        seconds = self.drafts.cycle_s.at(BATCHES.place(batch), context)[0]
         return np.where(batch > 0, seconds, self.drafts.alone_s)
 
     def reading(self, new: Array, past: Array) -> tuple[Array, Array]:
@@ -187,23 +233,25 @@ class StepTable:
         if self.drafts is None:
             return 0.0, 0.0
         at = PROMPTS.place(np.asarray(new, float)), PASTS.place(np.asarray(past, float))
-        return tuple(_bilinear(t, *at)[0] for t in (self.drafts.prompt_s, self.drafts.prompt_more_s))
+        return tuple(t.at(*at)[0] for t in (self.drafts.prompt_s, self.drafts.prompt_more_s))
 
     def fixed(self, batch: Array, context: Array) -> Array:
         """Lanes of what decodes add to a step beside their tokens; of none: the head alone."""
         return self.fixed_at(batch, CONTEXTS.place(context))
 
-    def fixed_at(self, batch: Array, context: tuple[np.ndarray, np.ndarray]) -> Array:
+    def fixed_at(self, batch: Array, context: Place) -> Array:
         """The same where the place of the context on its axis is known."""
         batch = np.asarray(batch, float)
-        if not np.any(batch > 0):
+        idle = batch <= 0
+        if idle.all():
             return self.head(batch)
-        lanes = _bilinear(self.decode_s, BATCHES.place(batch / self.pipeline), context)
+        each = batch if self.stages is None else batch / self.pipeline
+        lanes = self.decode_s.at(BATCHES.place(each), context)
         if self.stages is not None:
-            lanes = _sum(lanes, self.stages.few(batch / self.pipeline)[1])
+            lanes = _sum(lanes, self.stages.few(each)[1])
         if self.host_sequence_s:
             lanes = lanes + self.host_sequence_s * batch
-        return lanes if np.all(batch > 0) else np.where(batch > 0, lanes, _padded(self.head(batch), lanes.ndim - 1))
+        return np.where(idle, _padded(self.head(batch), lanes.ndim - 1), lanes) if idle.any() else lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,26 +259,28 @@ class Steps:
     """Steps of one point of a load: what does not depend on how many prompts join is evaluated once."""
 
     table: StepTable
-    batch: Array
-    context: tuple[np.ndarray, np.ndarray]  # of the decodes: its place on CONTEXTS
-    fixed: Array  # lanes of head and decode attention
+    context: Place  # of the decodes, on CONTEXTS
     new: Array
     first: Array  # lanes of a prompt's attention
     more: Array
-    padding: Array = 0.0  # tokens of a batch that a graph is made for but nobody sent
+    reading: tuple[Array, Array]  # seconds of speculation for a prompt, and each further one
+    padding: Array  # tokens of a batch that a graph is made for but nobody sent
+    batch: Array = 0.0
+    decoding: Array = 0.0  # tokens of the batch and of its padding
+    fixed: Array = 0.0  # lanes of head and decode attention
     drafting: Array = 0.0  # seconds of speculation for the batch
-    reading: tuple[Array, Array] = (0.0, 0.0)  # and for a prompt, and each further one
 
     def at(self, batch: Array) -> Steps:
         """The same prompts beside another batch."""
         t = self.table
         return replace(
-            self, batch=batch, fixed=t.fixed_at(batch, self.context), drafting=t.drafting(batch, self.context)
-        )
+            self, batch=batch, decoding=t.verified * batch + self.padding, fixed=t.fixed_at(batch, self.context),
+            drafting=t.drafting(batch, self.context),
+        )  # fmt: skip
 
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
-        tokens = self.table.tokens(self.table.verified * self.batch + self.padding)
+        tokens = self.table.tokens(self.decoding)
         return self.table.replayed(self.table.combined(_sum(tokens, self.fixed)), self.batch) + self.drafting
 
     def with_prompts_s(self, prompts: Array) -> Array:
@@ -239,9 +289,9 @@ class Steps:
         Formula:  max(tokens(b + k x) + head(b) + attention + layers t_layer, launches t_launch); a step of at most
                   graph_tokens pays neither t_layer nor launches
         """
-        tokens = self.table.verified * self.batch + self.padding + prompts * self.new
+        tokens = self.decoding + prompts * self.new
         lanes = _sum(self.table.tokens(tokens), self.fixed, _times(self.first, np.minimum(prompts, 1.0)))
-        if np.any(prompts > 1.0):
+        if np.max(prompts, initial=0.0) > 1.0:
             lanes = _sum(lanes, _times(self.more, np.maximum(prompts - 1.0, 0.0)))
         seconds = self.table.combined(lanes)
         seconds = np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
@@ -298,11 +348,11 @@ def _tabulated(deployment: Deployment) -> StepTable:
         tokens, head = tokens * waiting, head * head_waiting
     return StepTable(
         profile.schedule,
-        tokens,
-        alone,
-        head[..., None] + lanes("attention", deployment.decoding(b[:, None] * dp, c)),
-        first,
-        (many - first) / (MANY - 1.0),
+        Line.of(tokens),
+        Line.of(alone),
+        Sheet.of(head[..., None] + lanes("attention", deployment.decoding(b[:, None] * dp, c))),
+        Sheet.of(first),
+        Sheet.of((many - first) / (MANY - 1.0)),
         stages,
         float(profile.host_gap_s),
         float(profile.host_sequence_s),
@@ -330,7 +380,8 @@ def _drafts(deployment: Deployment) -> DraftTable:
         np.broadcast_to(s.prompt_s(deployment, Sequences(n * dp, p, past)), shape)[None] for n in (1.0, MANY)
     )  # fmt: skip
     cycle = np.broadcast_to(s.cycle_s(deployment, b, c), np.broadcast_shapes(b.shape, c.shape))[None]
-    return DraftTable(cycle, alone, np.maximum(one - alone, 0.0), np.maximum(many - one, 0.0) / (MANY - 1.0))
+    more = np.maximum(many - one, 0.0) / (MANY - 1.0)
+    return DraftTable(Sheet.of(cycle), alone, Sheet.of(np.maximum(one - alone, 0.0)), Sheet.of(more))
 
 
 def _part(op: Op) -> str:
@@ -391,20 +442,3 @@ def _times(lanes: np.ndarray, x: Array) -> np.ndarray:
     """Every lane times a number for each point."""
     missing = np.ndim(x) + 1 - lanes.ndim  # axes of points; the first axis stays the lanes'
     return (lanes.reshape(lanes.shape[:1] + (1,) * missing + lanes.shape[1:]) if missing > 0 else lanes) * x
-
-
-def _linear(table: np.ndarray, i: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Linear between grid points, for every lane."""
-    low = table.take(i, axis=1)
-    return low + share * (table.take(i + 1, axis=1) - low)
-
-
-def _bilinear(table: np.ndarray, x: tuple, y: tuple) -> np.ndarray:
-    """Linear in both directions between grid points, for every lane."""
-    (i, u), (j, v) = x, y
-    columns = table.shape[2]
-    table, corner = table.reshape(len(table), -1), i * columns + j
-    low, high = table.take(corner, axis=1), table.take(corner + columns, axis=1)
-    low = low + v * (table.take(corner + 1, axis=1) - low)
-    high = high + v * (table.take(corner + columns + 1, axis=1) - high)
-    return low + u * (high - low)
