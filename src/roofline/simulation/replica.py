@@ -78,6 +78,7 @@ class Replica(Queue):
         finished = self.finished = []
         completing: list[int] = []
         tokens, before = 0, -1
+        refused, settled = False, cache is None and not hold  # until somebody leaves, nothing changes a refusal
 
         try:
             while now < until:
@@ -113,12 +114,13 @@ class Replica(Queue):
                         self.batch, self.context, self.private, self.active = b, ctx, private, active
                         self.partial, self.left = partial, left
                         preempted = self._give_way(s, len(pinned), shared_blocks)
+                        refused = refused and not preempted
                         b, ctx, private, active = self.batch, self.context, self.private, self.active
                         partial, left = self.partial, self.left
 
                 # -- a prompt step
                 tokens = 0
-                release = waiting and not preempted and (continuous or not running) and b < max_seqs
+                release = waiting and not (preempted or refused) and (continuous or not running) and b < max_seqs
                 if release and hold and running and held < hold:
                     total = b * verified
                     for i in waiting:
@@ -191,6 +193,7 @@ class Replica(Queue):
                                     if used + need + fresh + len(pinned) * shared_blocks > capacity:
                                         used = blocks_of(residues, s, block, private, b) + parked
                                 if used + need + fresh + len(pinned) * shared_blocks > capacity:
+                                    refused = settled
                                     break
                                 parked += need
                                 if reserves:
@@ -374,6 +377,7 @@ class Replica(Queue):
                 while pending_first and pending_first[0] < limit:
                     first[heappop(pending_first) % n_requests] = now + emit_steps * base[b]
                 if running and running[0] < limit:
+                    refused = False
                     received = now + emit_steps * base[b]
                     while running and running[0] < limit:
                         i = heappop(running) % n_requests
