@@ -11,6 +11,7 @@ from roofline.serving.queueing import (
     normal_quantile,
     queue_wait,
 )
+from roofline.serving.rhythm import clump, lone, together
 
 
 def test_normal_quantile_against_scipy():
@@ -103,3 +104,24 @@ def test_mixture_quantiles_against_draws():
 def test_quantiles_broadcast():
     spread = Spread(np.array([0.0, 1.0]), 1.0, np.array([[0.1], [0.2]]), 0.1, 0.0, 1.0)
     assert spread.at(0.9).shape == (2, 2)
+
+
+def test_clumps_of_gamma_gaps_against_draws():
+    """Arrivals that follow one within an exponential time, beyond the mean number, and that one among them."""
+    rng = np.random.default_rng(0)
+    for cv2 in (0.5, 1.0, 4.0):
+        at = np.cumsum(rng.gamma(1.0 / cv2, cv2, 400_000))
+        for x in (0.1, 1.0, 10.0):
+            ends = at[:300_000] + rng.exponential(x, 300_000)
+            followed = np.searchsorted(at, ends) - np.arange(300_000)  # that one among them
+            assert float(clump(x, cv2)) == pytest.approx(followed.mean() - x, abs=0.03 * (1 + x)), (cv2, x)
+    assert clump(np.array([0.01, 3.0]), 1.0) == pytest.approx([1.0, 1.0])
+
+
+def test_poisson_numbers_that_are_not_zero():
+    rng = np.random.default_rng(0)
+    for x in (0.1, 1.0, 5.0):
+        n = rng.poisson(x, 400_000)
+        n = n[n > 0]
+        assert float(together(x)) == pytest.approx(n.mean(), rel=0.01)
+        assert float(lone(x)) == pytest.approx((n == 1).mean(), abs=0.004)

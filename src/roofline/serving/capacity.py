@@ -18,12 +18,12 @@ LENGTHS = np.concatenate(([1.0], 2.0 ** np.arange(6, 22.01, 0.5)))
 def held_tokens(isl: Array, osl: Array | Lengths, reserved: bool = False) -> Array:
     """Cached tokens of a running sequence, on average.
 
-    Formula:  I + O (1 + cv^2)/2; I + O where room for the whole answer is taken on admission
+    Formula:  I + O (1 + cv^2)/2; I + O (1 + cv^2) where room for the whole answer is taken on admission
     Source:   derivation: a long answer is met more often than a short one, and on average half of it is there
     """
     outputs = osl if isinstance(osl, Lengths) else of_mean(osl)
-    share = 1.0 if reserved else (1.0 + np.square(outputs.cv)) / 2.0
-    return isl + share * np.asarray(outputs.mean, float)
+    biased = np.asarray(outputs.mean, float) * (1.0 + np.square(outputs.cv))
+    return isl + (1.0 if reserved else 0.5) * biased
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def room_of(
 
     Formula:  fits at I + O (1 + c^2)/2 (`held_tokens`); growth a = s(I + O)/s(I) - 1, s: share of the pool;
               spread hypot(cv of prompts, a sqrt((1 + c^2)(1 + 5 c^2)/12))/(1 + a (1 + c^2)/2);
-              where room for whole answers is taken: fits at I + O, growth 0, spread of I + O
+              where room for whole answers is taken: fits at I + O (1 + c^2), growth 0, spread of that
     Args:     prompts, outputs [tokens]; cached, prefixes, most: as `kv_sequences` has them
     Returns:  Room
     Source:   derivation: moments of what is there of an answer under way, lengths gamma distributed
@@ -140,7 +140,7 @@ def room_of(
     isl, osl, c2 = np.asarray(prompts.mean, float), np.asarray(outputs.mean, float), np.square(outputs.cv)
     fits = kv_sequences(deployment, held_tokens(isl, outputs, reserved), cached, prefixes, np.inf)
     if reserved:
-        spread = np.hypot(prompts.cv * isl, outputs.cv * osl) / (isl + osl)
+        spread = np.hypot(prompts.cv * isl, outputs.cv * np.sqrt(1.0 + c2) * osl) / (isl + (1.0 + c2) * osl)
         return Room(fits, limit, 0.0, spread)
     first, last = (kv_sequences(deployment, x, cached, prefixes, np.inf) for x in (isl, isl + osl))
     growth = np.where(last > 0, first / np.maximum(last, 1e-12) - 1.0, 0.0)

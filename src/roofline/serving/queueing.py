@@ -102,12 +102,13 @@ def batch_service(
     return np.maximum(gathered, single)
 
 
-def full_share(free: Array, utilisation: Array, arrivals_cv2: Array = 1.0) -> Array:
+def full_share(free: Array, utilisation: Array, arrivals_cv2: Array = 1.0, drains: Array = 1.0) -> Array:
     """Share of the requests that find every seat taken.
 
-    Formula:  1/(1 + sqrt(2 pi) y Phi(y) exp(y^2/2)),  y^2 = free ln(1/rho)/ca2,  Phi(y) = 1/(1 + exp(-1.702 y))
+    Formula:  1/(1 + d sqrt(2 pi) y Phi(y) exp(y^2/2)),  y^2 = free ln(1/rho)/ca2,  Phi(y) = 1/(1 + exp(-1.702 y))
     Args:     free [-]: seats that nobody takes where Little's law is met; utilisation rho [-]: the rate over that of
-              full seats; arrivals_cv2 ca2 [-]
+              full seats; arrivals_cv2 ca2 [-]; drains d [-]: 1 - the factor from one more who waits to the next over
+              1 - rho, where waiting requests make full seats slower than they were
     Returns:  [-]
     Assumes:  all in service go on at the same pace, which may fall as seats fill: then, whatever the lengths are, one
               more is as likely as one less times the rate over that of so many; the logarithm of that ratio falls
@@ -119,7 +120,7 @@ def full_share(free: Array, utilisation: Array, arrivals_cv2: Array = 1.0) -> Ar
     0.007
     """
     y = np.sqrt(np.minimum(np.maximum(free, 0.0) * -np.log(np.clip(utilisation, 1e-30, 1.0)) / arrivals_cv2, 1e3))
-    return 1.0 / (1.0 + np.sqrt(2.0 * np.pi) * y * np.exp(y * y / 2.0) / (1.0 + np.exp(-1.702 * y)))
+    return 1.0 / (1.0 + drains * np.sqrt(2.0 * np.pi) * y * np.exp(y * y / 2.0) / (1.0 + np.exp(-1.702 * y)))
 
 
 @dataclass(frozen=True, slots=True)

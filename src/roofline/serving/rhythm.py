@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roofline.arrays import Array
+from roofline.serving.crowds import CALM
 from roofline.serving.load import Load, Rules, alone_s, prompts_per_step, step_kinds, steps_to_first
 from roofline.serving.queueing import queue_wait
 from roofline.serving.steps import Steps, StepTable
 
-ROUNDS = 4  # of the fixed point of an open loop; the next one moves a result by less than 0.1 %
-CLOSED = 2  # of that of a closed one, which only the tokeniser needs
-CALM = 0.999  # utilisation above which a queue is not extrapolated
+CLOSED = 2  # rounds of the fixed point of a closed loop, which only the tokeniser needs
 
 
 def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array:
@@ -64,6 +63,8 @@ class Rhythm:
     busy: Array  # share of steps that carry a prompt; prompts first: that follow some
     first_s: Array  # from the step that sees a prompt to its first token
     alone_s: Array = np.nan  # open loop: the same of a prompt that meets no other
+    more_s: Array = np.nan  # open loop: seconds that one more prompt adds to all steps
+    clumps: Array = 1.0  # open loop: arrivals that come together
 
 
 def wave_steps(batch: Array, per_step: Array) -> Array:
@@ -202,14 +203,90 @@ def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf)
     return Rhythm(steps, decode, tp, company, inside, each, arrivals / tp, busy, first)
 
 
-def open_rhythm(table: StepTable, load: Load, r: Rules, rate: Array) -> Rhythm:
+def lone(mean: Array) -> Array:
+    """Share of ones among Poisson numbers that are not zero.
+
+    Formula:  x/(exp(x) - 1), 1 at 0
+    Args:     mean x [-]
+    Returns:  [-]
+    Source:   derivation
+    """
+    x = np.maximum(mean, 1e-9)
+    return x / np.expm1(np.minimum(x, 500.0))
+
+
+def shared_step(steps: Steps, one_s: Array, ones: Array, prompts: Array, per_step: Array) -> tuple[Array, Array]:
+    """Prompts in a step that carries any, and its seconds, where one comes alone and others come together.
+
+    Formula:  j = u min(1, g) + (1 - u) min(m, g), u S(1) + (1 - u) S(m), m = (k - u)/(1 - u)
+    Args:     one_s S(1) [s]; ones u [-]: share of steps with one prompt; prompts k [-]: mean number; per_step g [-]
+    Returns:  j [-], [s]
+    Source:   derivation: a mean over two kinds, as two prompts cost less than twice one, or, behind the launches of a
+              step or the tokens that a graph holds, more
+    """
+    many = np.maximum((prompts - ones) / np.maximum(1.0 - ones, 1e-6), 1.0)
+    inside = np.minimum(many, per_step)
+    return (
+        ones * np.minimum(1.0, per_step) + (1.0 - ones) * inside,
+        ones * one_s + (1.0 - ones) * steps.with_prompts_s(inside),
+    )
+
+
+def clump(mean: Array, arrivals_cv2: Array) -> Array:
+    """Arrivals that come within a time after one of them, that one among them, beyond those of any such time.
+
+    Formula:  1/(1 - (1 + ca2/x)^(-1/ca2)) - x
+    Args:     mean x [-]: arrivals in that time on average; arrivals_cv2 ca2 [-]
+    Returns:  [-]; 1 for ca2 = 1, (1 + ca2)/2 for a long time
+    Assumes:  gaps are gamma distributed; times exponentially about their mean
+    Source:   renewal function of those gaps, by its Laplace transform
+    """
+    x = np.maximum(mean, 1e-9)
+    return -1.0 / np.expm1(-np.log1p(arrivals_cv2 / x) / arrivals_cv2) - x
+
+
+def open_company(
+    steps: Steps, decode_s: Array, load: Load, r: Rules, rate: Array, arrivals_cv2: Array = 1.0
+) -> tuple[Array, Array, Array]:
+    """Prompts that share a step where `rate` arrive per second, those of them in one step, and how long that is.
+
+    Formula:  k = lam S + n c x/(1 - exp(-x)), n = exp(-lam S/c), x = lam N D/c, lam = min(rate, 1/f), c: `clump` of
+              lam S/2, S and j of `shared_step` with u = n (lam S + x/(exp(x) - 1))/c; holding: k at least 1 + lam h D;
+              at most b
+    Args:     steps, decode_s D [s]: beside this load; rate [1/s]; arrivals_cv2 [-]
+    Returns:  k, j [-], S [s]
+    Assumes:  a step takes who came in the one before: in S by chance lam S; if nobody did, the first to come while
+              nothing but decoding happens, with who comes in the same step (N of them where the engine polls). Bursty
+              arrivals come in clumps, which come by chance; the others of one come half a step later
+    Source:   derivation: means of Poisson numbers
+    """
+    g, most = prompts_per_step(load, r), np.maximum(load.batch, 1.0)
+    lam = np.minimum(rate, 1.0 / np.maximum(r.request_s, 1e-12))
+    one_s = each = steps.with_prompts_s(np.minimum(1.0, g))
+    size = clump(0.5 * lam * one_s, arrivals_cv2) if np.any(np.asarray(arrivals_cv2) != 1.0) else 1.0
+    idle = lam / size * np.maximum(r.poll, 1.0) * decode_s
+    first, alone = size * together(idle), lone(idle)
+    least = np.where(r.hold > 0, 1.0 + lam * r.hold * decode_s, 1.0)
+    none = np.exp(-lam / size * one_s)
+    ones = none * (lam / size * one_s + alone) / size
+    k = np.clip(lam * one_s + none * first, least, most)
+    _, each = shared_step(steps, one_s, ones, k, g)
+    more = (each - one_s) / np.maximum(k - 1.0, 1e-9)  # with each prompt
+    none = np.exp(-lam / size * each)
+    ones = none * (lam / size * each + alone) / size
+    k = np.where(lam * more < 1.0, (lam * (one_s - more) + none * first) / np.maximum(1.0 - lam * more, 1e-9), most)
+    k = np.clip(k, least, most)
+    return k, *shared_step(steps, one_s, ones, k, g)
+
+
+def open_rhythm(table: StepTable, load: Load, r: Rules, rate: Array, arrivals_cv2: Array = 1.0) -> Rhythm:
     """How prompts fall into steps where `rate` requests arrive per second, whoever is there.
 
-    Formula:  k = max(1, lam S(k)) prompts share a step, lam = min(rate, 1/f); polling: at least lam N D; holding:
-              1 + lam h D; at most b; j = min(k, g) of them in one step
+    Formula:  k prompts share a step, j = min(k, g) of them in one (`open_company`)
                 tp  = D + ((b + 1 - k) + (k - j)/2)/O (S(j) - D)/j;  prompts first: S(j) in place of S(j) - D
-                p   = share of steps that carry a prompt, min(1, lam S(j)/j); 0 for prompts first
-    Args:     rate [1/s]
+                q   = min(1, lam S(j)/j): share of the time in which steps carry prompts; of steps: q D/(S - q (S - D))
+                k'  = c + lam ((1 - q) D + q S): a prompt and who comes in the same step, c: `clump`; at least k
+    Args:     rate [1/s]; arrivals_cv2 [-]
     Source:   derivation
     """
     b = load.batch
@@ -218,18 +295,22 @@ def open_rhythm(table: StepTable, load: Load, r: Rules, rate: Array) -> Rhythm:
     decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
     base = decode if r.mixed else 0.0
     lam = np.minimum(rate, 1.0 / np.maximum(r.request_s, 1e-12))
-    inside = np.minimum(g, 1.0)
-    each = steps.with_prompts_s(inside)
-    alone = alone_s(steps, g) if np.any(g < 1.0) else each
-    for _ in range(ROUNDS):
-        k = np.maximum(np.maximum(1.0, lam * each), np.where(r.hold > 0, 1.0 + lam * r.hold * decode, 1.0))
-        k = np.minimum(np.maximum(k, np.where(r.poll > 1, lam * r.poll * decode, 0.0)), np.maximum(b, 1.0))
-        inside = np.minimum(k, g)
-        each = steps.with_prompts_s(inside)
+    few = np.minimum(g, 1.0)
+    one_s = steps.with_prompts_s(few)
+    alone = alone_s(steps, g) if np.any(g < 1.0) else one_s
+    k, inside, each = open_company(steps, decode, load, r, rate, arrivals_cv2)
     others = np.maximum(b + 1.0 - k, 0.0) + (k - inside) / 2.0
     tp = decode + others / load.osl * (each - base) / inside
-    busy = np.minimum(1.0, lam * each / inside) if r.mixed else 0.0
-    return Rhythm(steps, decode, tp, k, inside, each, lam, busy, each * steps_to_first(k, g), alone)
+    during = np.minimum(1.0, lam * each / inside)  # share of the time
+    busy = during * decode / (each - during * (each - decode))
+    came = lam * (decode + during * (each - decode))
+    size = clump(came, arrivals_cv2) if np.any(np.asarray(arrivals_cv2) != 1.0) else 1.0
+    met = np.maximum(size + came, k)
+    own = steps.with_prompts_s(np.minimum(met, g))
+    next_s = np.maximum(own - one_s, 0.0) / np.maximum(np.minimum(met, g) - few, 1e-9)
+    alone_share = (1.0 - busy) / size
+    more = (1.0 - alone_share) * next_s + alone_share * (one_s - base) / few
+    return Rhythm(steps, decode, tp, met, inside, each, lam, busy, own * steps_to_first(met, g), alone, more, size)
 
 
 def rest_of_step(after_s: Array, step_s: Array) -> Array:
@@ -269,15 +350,30 @@ def ttft_closed(r: Rules, beat: Rhythm, others: Array) -> Array:
     return _ttft(r, beat, others * (rest + late), others)
 
 
+def seen_busy(beat: Rhythm) -> tuple[Array, Array]:
+    """Shares of arrivals that come while a prompt step runs, and before one that knows nothing of them.
+
+    Formula:  1 - (1 - q)/c, 1 - (1 - p)/c: who is not the first of a clump of c follows others
+    Args:     beat: p share of steps with prompts, q = p S/((1 - p) D + p S) of the time
+    Returns:  both [-]
+    Source:   derivation
+    """
+    p, decode, step = beat.busy, beat.decode_s, beat.step_s
+    during = p * step / (decode + p * (step - decode))
+    return 1.0 - (1.0 - during) / beat.clumps, 1.0 - (1.0 - p) / beat.clumps
+
+
 def ttft_open(r: Rules, beat: Rhythm) -> Array:
     """Mean TTFT of an open loop, queues apart: a request comes at any moment of a step.
 
-    Formula:  _ttft(w) with w = ((1 - p) D + p S)/2 + late ((1 - p^2) D + p^2 S), and N D/2 with polling
+    Formula:  _ttft(w) with w = ((1 - q) D + q S)/2 + late ((1 - p) D + p S), and N D/2 with polling; q, p: `seen_busy`
     Returns:  [s]
+    Assumes:  who comes in a step is seen by the one after the next (late = 1), which knows nothing of it
     Source:   derivation
     """
     longer = beat.step_s - beat.decode_s
-    waits = 0.5 * (beat.decode_s + beat.busy * longer) + r.late * (beat.decode_s + beat.busy**2 * longer)
+    during, after = seen_busy(beat)
+    waits = 0.5 * (beat.decode_s + during * longer) + r.late * (beat.decode_s + after * longer)
     return _ttft(r, beat, waits + np.where(r.poll > 1, r.poll * beat.decode_s / 2.0, 0.0), 1.0)
 
 

@@ -7,36 +7,35 @@ a few array evaluations over tabulated steps, so a point costs a microsecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from roofline.arrays import Array
 from roofline.deployment import Deployment
 from roofline.errors import InputError, check_numbers
-from roofline.serving.capacity import Room, prompts_again, room_of, time_evicted
+from roofline.serving.capacity import prompts_again, room_of, time_evicted
+from roofline.serving.crowds import CALM, CROWDED, crowd
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
-from roofline.serving.load import Load, Rules, prompt_s, prompts_per_step, rules, step_kinds
-from roofline.serving.queueing import Latencies, Spread, end_to_end, full_share, queue_wait
+from roofline.serving.little import batch_at, tpot_full
+from roofline.serving.load import prompt_s, rules, step_kinds
+from roofline.serving.queueing import Latencies, Spread, end_to_end, queue_wait
 from roofline.serving.rhythm import (
-    CALM,
     Rhythm,
     apart,
     closed_rhythm,
     lockstep,
     open_rhythm,
+    seen_busy,
     ttft_burst,
     ttft_closed,
     ttft_open,
 )
-from roofline.serving.steps import Steps, StepTable, step_table
+from roofline.serving.site import Site
+from roofline.serving.steps import step_table
 from roofline.speculative.acceptance import cycles_spread, expected_cycles
 
-SEARCHES, MORE = 3, 8  # rounds in search of the batch that a rate comes to: of all points, and of those not yet there
-NEAR = 1e-4  # relative step at which a search has arrived
 RARELY = 1e-12  # requests per second in place of none
-CROWDED = 0.9  # rise of TPOT with company above which crowds are not extrapolated
 TPOT_CV = 0.05  # spread of TPOT from request to request in a crowded closed loop
 
 
@@ -131,31 +130,6 @@ def _per_token(state: SteadyState, outputs: Lengths, shares: Array) -> SteadySta
     return replace(state, tpot=Spread(tpot.floor_s * per, tpot.mean_s * per, sd * per), osl=outputs.mean)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """One rank with its rules, the lengths it is asked for, and how many sequences it can hold."""
-
-    table: StepTable
-    rules: Rules
-    prompts: Lengths
-    outputs: Lengths
-    cached: Array
-    room: Room
-    padding: float = 0.0  # a batch that comes and goes is, on average, padded by half the distance of two graphs
-    grown: float = 1.0  # tokens that a step brings a sequence; outputs count steps
-
-    @property
-    def cap(self) -> Array:
-        """Sequences that can run together."""
-        return self.room.seats
-
-    def load(self, batch: Array, prompts: Array = 1.0) -> Load:
-        """What `batch` such requests ask of it, `prompts` of them computed for each answer."""
-        new, o = np.maximum(self.prompts.mean - self.cached, 1.0), self.outputs
-        cv2 = np.square(o.cv)
-        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, self.padding, self.grown, cv2, prompts)
-
-
 def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasible: Array) -> SteadyState:
     wanted = np.maximum(concurrency / dp, 1.0)
     room, most = site.room, np.minimum(wanted, site.cap)
@@ -203,167 +177,76 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
 
 
 def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array) -> SteadyState:
-    lam, osl = rate / dp, site.outputs.mean
+    lam, osl, room, bursts = rate / dp, site.outputs.mean, site.room, np.maximum(arrivals_cv2, 0.1)
     kinds = step_kinds(site.table, site.load(1.0), site.rules)
-    full_s = tpot_open(site, kinds, site.cap)
+    again = np.where(room.held < room.most, prompts_again(room, site.cap, site.outputs), 0.0)
+    calm_s, full_s = tpot_full(site, kinds, site.cap), tpot_full(site, kinds, site.cap, 1.0 + again)
     fastest = site.cap / (osl * full_s)
     inside, utilisation = np.minimum(np.maximum(lam, RARELY), fastest), lam / fastest
-    wanted = batch_at(site, kinds, inside, full_s)
-    level = np.maximum(wanted, 1.0)
-    here = wanted / (osl * inside)  # Little's law
-    slope = np.maximum(tpot_open(site, kinds, level * 1.1) - here, 0.0) / (0.1 * level)
-    free, rho = np.maximum(site.cap - level, 0.0), np.minimum(utilisation, CALM)
-    more, sd = _company(wanted, np.minimum(slope * wanted / here, CROWDED), free, arrivals_cv2)
-    more = np.clip(osl * inside * full_s - level, 0.0, more)  # tokens come no slower than from full seats
-    load = site.load(np.minimum(level + more, site.cap))
-    beat = open_rhythm(site.table, load, site.rules, inside)
-    steady = ttft_open(site.rules, beat)
-    extra_s = (beat.step_s - (beat.decode_s if site.rules.mixed else 0.0)) / beat.inside  # of one prompt
-    # crowds of Poisson arrivals are in the rhythm of mixed steps; where prompts stop decodes they queue by themselves
-    queue_cv2 = np.maximum(arrivals_cv2 - 1.0, 0.0) if site.rules.mixed else arrivals_cv2
-    crowd = queue_wait(np.minimum(inside * extra_s, CALM), beat.step_s, 1.0, queue_cv2)
-    full = np.where(utilisation < 1.0, full_share(free, rho, np.maximum(arrivals_cv2, 0.1)), 1.0)
-    seat_s = (arrivals_cv2 + site.outputs.cv**2) / 2.0 / (fastest * (1.0 - rho))  # for a seat, where all are taken
+    wanted = batch_at(site, kinds, inside, calm_s, bursts)
+    load = site.load(np.maximum(wanted, 1.0))
+    level, here = load.batch, wanted / (osl * inside)  # Little's law
+    decode, slower, last = (site.table.decode(b, load.context, site.padding) for b in (level, 1.1 * level, site.cap))
+    drag = np.clip(10.0 * (slower / decode - 1.0), 0.0, CROWDED)
+    beat = open_rhythm(site.table, load, site.rules, inside, bursts)
+    prompts, edge = np.clip(inside * beat.more_s, 0.0, CROWDED), level / site.cap * last / decode
+    many = crowd(wanted, site.cap, drag, prompts, beat.company, bursts, edge, utilisation)
+    # who finds all seats taken waits for those before, as long as the rate is below that of full seats
+    seat_s = (arrivals_cv2 + site.outputs.cv**2) / 2.0 / (fastest * (1.0 - np.minimum(utilisation, CALM)))
     texts = queue_wait(np.minimum(inside * site.rules.request_s, CALM), site.rules.request_s, 1.0, arrivals_cv2)
-    ttft = replace(_met(site, beat, steady + crowd + texts, inside, slope * sd), late_share=full, late_s=seat_s)
+    first = _met(site, beat, ttft_open(site.rules, beat) + texts, inside, drag * decode / level * many.stay)
+    ttft = replace(first, late_share=many.full, late_s=seat_s)
+    calm_s = np.minimum(here * (1.0 + many.more / wanted), np.maximum(calm_s, here))
+    gone = np.where(again > 0, time_evicted(room, site.cap, site.outputs), 0.0)
+    longer = np.maximum(many.full - many.beyond, 0.0) / (1.0 - many.beyond)  # full seats that are not in the mean yet
+    tpot_s = calm_s + longer * (full_s * (1.0 + gone) - calm_s)
     # as many prompts as there are companions come while a request stays, and more come where there are more companions
-    prompts_s = np.sqrt(np.maximum(arrivals_cv2, 0.1) * wanted) * extra_s / osl
-    tpot = Spread(0.0, here * (1.0 + more / wanted), np.hypot(slope * sd, prompts_s))
+    prompts_s = np.sqrt(bursts * wanted) / (1.0 - prompts) * beat.more_s / osl
+    tpot = Spread(0.0, tpot_s, np.hypot(drag * here / level * many.stay, prompts_s))
     e2e = end_to_end(ttft, tpot, osl, site.outputs.cv)
+    batch = np.minimum(np.maximum(osl * inside * tpot_s, 1.0), site.cap)
     return SteadyState(
         ttft,
         tpot,
         e2e,
-        batch=load.batch * dp,
+        batch=batch * dp,
         concurrency=np.minimum(rate, fastest * dp) * e2e.mean,
         requests_per_s=np.minimum(rate, fastest * dp),
         utilisation=utilisation,
         osl=osl,
-        kv_occupancy=load.batch / site.cap,
+        kv_occupancy=batch / site.cap,
         feasible=feasible,
-        seat_s=full * seat_s,
+        seat_s=many.full * seat_s,
     )
-
-
-def _company(level: Array, drag: Array, free: Array, arrivals_cv2: Array) -> tuple[Array, Array]:
-    """How many more run on average than where Little's law is met, and by how much the company of a stay varies.
-
-    Formula:  more = ca2 e/(1 - e) min(b, 1), at most free;  s^2 = ca2 b/(1 - e), at most free^2
-              sd = s sqrt(2 (x - 1 + exp(-x)))/x,  x = 1 - e
-    Args:     level b [-]: sequences where Little's law is met; drag e [-]: rise of TPOT with one more, times b/TPOT;
-              free [-]: seats beyond b; arrivals_cv2 ca2 [-]
-    Returns:  both [-]
-    Assumes:  one more is as likely as one less times the rate over the pace of so many, see `full_share`. With a TPOT
-              linear in company that is a negative binomial distribution: crowds slow themselves down, last and grow.
-              What a stay sees is the mean over it of a fluctuation that lasts a stay/(1 - e)
-    Source:   derivation: mean and variance of that distribution; mean of an Ornstein-Uhlenbeck process over a time
-    """
-    spread, x = np.maximum(arrivals_cv2, 0.1), 1.0 - drag
-    variance = np.minimum(spread * level / x, free**2)
-    more = np.minimum(spread * drag / x * np.minimum(level, 1.0), free)
-    return more, np.sqrt(variance * 2.0 * (x - 1.0 + np.exp(-x))) / x
-
-
-def tpot_open(site: Site, steps: Steps, batch: Array) -> Array:
-    """Mean seconds per output token where `batch` sequences run and others arrive at the rate at which they end.
-
-    Formula:  k = max(1, b/(O tp1) S(1)), tp1 = D + b/O (S(1) - D): D + b/O (S(k) - D)/k; prompts first: S(k)/k alone
-    Args:     steps: of this site beside any batch
-    Returns:  [s]
-    Source:   derivation, as `open_rhythm` in one round
-    """
-    load = site.load(np.maximum(batch, 1.0))
-    each_own = load.batch / load.osl
-    if site.rules.mixed:
-        steps = steps.at(load.batch)
-        decode = base = steps.decode_s()
-    else:
-        decode, base = site.table.decode(load.batch, load.context, load.padding), 0.0
-    g = prompts_per_step(load, site.rules)
-    few = np.minimum(1.0, g)
-    one = steps.with_prompts_s(few)
-    alone = decode + each_own * (one - base) / few
-    k = np.minimum(np.maximum(1.0, each_own / alone * one), g)
-    return decode + each_own * (steps.with_prompts_s(k) - base) / k
-
-
-def batch_at(site: Site, steps: Steps, rate: Array, full_s: Array) -> Array:
-    """Sequences that decode together when `rate` requests a second are served, `full_s` being tpot at the cap.
-
-    Formula:  b = rate O tpot(b): Little's law
-    Source:   Little 1961; all points a few rounds, those that have not arrived some more
-    """
-    asked = np.asarray(rate * site.outputs.mean + 0.0 * site.cap, float)  # sequences per second of TPOT
-    least = asked * tpot_open(site, steps, 1.0)  # tpot is the same for one and for less
-    low, high = np.ones_like(asked), site.cap + 0.0 * asked
-    ends = high, high - asked * full_s, low, np.minimum(low - least, 0.0)
-    batch, ends = _crossing(lambda b: b - asked * tpot_open(site, steps, b), *ends, rounds=SEARCHES)
-    far = (np.abs(batch - ends[0]) > NEAR * batch) & (least > 1.0)
-    if np.any(far):
-        few, goal = _picked(site, far), asked[far]
-        beside = step_kinds(few.table, few.load(1.0), few.rules)
-        batch, ends = np.array(batch), (np.asarray(x)[far] for x in ends)
-        batch[far], _ = _crossing(
-            lambda b: b - goal * tpot_open(few, beside, b), *ends, rounds=MORE, start=batch[far]
-        )  # fmt: skip
-    return np.where(least > 1.0, batch, least)
-
-
-def _crossing(
-    f: Callable[[Array], Array], x1: Array, f1: Array, x2: Array, f2: Array, rounds: int, start: Array | None = None
-) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-    """Where f crosses zero between x1 and x2, at which it is f1 and f2, of different sign.
-
-    Formula:  inverse quadratic interpolation where the last three points allow it, else regula falsi
-    Returns:  the root after so many evaluations, and the two points around it (the last one first) with their values
-    Source:   Chandrupatla 1997; regula falsi with the Illinois rule
-    """
-    weight = f2
-    x = x2 - f2 * (x1 - x2) / np.where(f1 != f2, f1 - f2, 1.0) if start is None else start
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for _ in range(rounds):
-            value = f(x)
-            same = (value < 0) == (f1 < 0)
-            x3, f3 = np.where(same, x1, x2), np.where(same, f1, f2)
-            x2, f2, weight = np.where(same, x2, x1), np.where(same, f2, f1), np.where(same, weight * 0.5, f1)
-            x1, f1 = x, value
-            part, rise = (x1 - x2) / (x3 - x2), (f1 - f2) / (f3 - f2)
-            smooth = (rise * rise < part) & ((1.0 - rise) ** 2 < 1.0 - part)
-            share = f1 / (f2 - f3) * (f3 / (f2 - f1) - (x3 - x1) / (x2 - x1) * f2 / (f3 - f1))
-            share = np.where(smooth, share, f1 / (f1 - weight))
-            x = x1 + np.clip(np.where(np.isfinite(share), share, 0.0), 0.0, 1.0) * (x2 - x1)
-    return x, (x1, f1, x2, f2)
-
-
-def _picked(site: Site, where: np.ndarray) -> Site:
-    """The points of a site at which `where` is true, in a row."""
-
-    def chosen(x: Array) -> Array:
-        return np.broadcast_to(x, where.shape)[where] if np.ndim(x) else x
-
-    def each(record):
-        return replace(record, **{f.name: chosen(getattr(record, f.name)) for f in fields(record)})
-
-    rules, *rows = each(site.rules), each(site.prompts), each(site.outputs)
-    return Site(site.table, rules, *rows, chosen(site.cached), each(site.room), site.padding, site.grown)
 
 
 def _met(site: Site, beat: Rhythm, mean_s: Array, rate: Array, step_sd_s: Array) -> Spread:
     """TTFT of an open loop from its mean: who arrives beside no other prompt waits for a step, the others for crowds.
 
-    Formula:  calm, with probability 1 - p, p = min(rate S, 1): C = L0 + f + (late + U) D + S(1) + out D, U uniform 0..1
-              and wider by what the length of all these steps varies
-              crowded: C + a gamma wait that brings the mean to the given one, its deviation 0.9 of its mean
-    Assumes:  0.9 from the event simulator
+    Formula:  calm, with probability (1 - q)(1 - late p): C = L0 + f + (late + U) D + S(1) + out D, U uniform 0..1 and
+              wider by what the length of all these steps varies
+              crowded: C + a gamma wait that brings the mean to the given one, of the variation that the three ways to
+              meet others have: a prompt step on arrival (U S, and lam S prompts beside mine), one after it, both
     Source:   derivation
     """
-    r, decode = site.rules, beat.decode_s
+    r, decode, step = site.rules, beat.decode_s, beat.step_s
     least = r.front_s + r.request_s + (r.late + r.emit) * decode + beat.alone_s
     calm = np.minimum(least + 0.5 * decode, mean_s)
-    met = np.clip(rate * beat.step_s / beat.inside, 1e-3, 1.0)
+    during, after = seen_busy(beat)
+    after = np.minimum(r.late, 1.0) * after
+    met = np.clip(1.0 - (1.0 - during) * (1.0 - after), 1e-3, 1.0)
+    each, came = (step - decode) / beat.inside, rate * step
+    ways = (
+        ((1.0 - during) * after, step - decode, decode**2 / 12.0),
+        (during * (1.0 - after), 0.5 * (step - decode) + came * each, step**2 / 12.0 + came * each**2),
+        (during * after, 1.5 * (step - decode) + came * each, step**2 / 12.0 + came * each**2),
+    )
+    total = np.maximum(sum(w for w, _, _ in ways), 1e-12)
+    mean = np.maximum(sum(w * x for w, x, _ in ways) / total, 1e-12)
+    sd = np.sqrt(np.maximum(sum(w * (v + x * x) for w, x, v in ways) / total - mean**2, 0.0))
     wait = (mean_s - calm) / met
-    half = np.minimum(np.hypot(0.5 * decode, np.sqrt(3.0) * step_sd_s * calm / beat.decode_s), calm)
-    return Spread(calm, wait, 0.9 * wait, 1.0 - met, calm - half, calm + half)
+    half = np.minimum(np.hypot(0.5 * decode, np.sqrt(3.0) * (r.late + 1.5) * step_sd_s), calm)
+    return Spread(calm, wait, wait * np.clip(sd / mean, 0.1, 2.0), 1.0 - met, calm - half, calm + half)
 
 
 def _floor(beat: Rhythm, steady: Array) -> tuple[Array, Array]:
