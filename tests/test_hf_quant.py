@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roofline.errors import UnsupportedError
+from roofline.errors import SpecError, UnsupportedError
 from roofline.parallel import Plan
 from roofline.specs.hf import from_hf_config
 
@@ -263,3 +263,9 @@ def test_checkpoints_at_hand(shared):
         "nvidia--DeepSeek-V4-Pro-NVFP4": "fp8_block,expert=nvfp4",
     }
     assert {name: from_hf_config(folder / f"{name}.json").precision.text for name in known} == known
+
+
+@pytest.mark.parametrize("quant", ["fp8", ["fp8"], 8])
+def test_a_quantisation_of_another_shape_is_not_read_as_none(quant):
+    with pytest.raises(SpecError, match=r"quantization_config is .*; allowed: an object with quant_method"):
+        from_hf_config(DENSE | {"quantization_config": quant})

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roofline.errors import UnsupportedError
+from roofline.errors import SpecError, UnsupportedError
 from roofline.layers.weight import Weight
 from roofline.precision import FORMATS, Format, Precision, mixture
 from roofline.specs.model import Model
@@ -63,7 +63,7 @@ def checkpoint_precision(
     Errors:   UnsupportedError for a dialect or format that is not modelled
     """
     wide = FORMATS[dtype]
-    quant = _quantization_config(config)
+    quant = _quantization_config(config, where)
     if not quant and not side:
         return Precision(dtype, default=wide, kv=wide), []
     scheme = read_scheme(quant, side or {}, config, where)
@@ -83,11 +83,14 @@ def checkpoint_precision(
     return replace(spelled, name=spelled.text), notes
 
 
-def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _quantization_config(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for holder in (config, *(v for v in config.values() if isinstance(v, Mapping))):
         for key in ("quantization_config", "compression_config"):
-            if isinstance(holder.get(key), Mapping) and holder[key]:
-                return holder[key]
+            found = holder.get(key)
+            if found and not isinstance(found, Mapping):  # not read as if nothing were quantised
+                raise SpecError(f"{where}: {key} is {str(found)[:60]!r}; allowed: an object with quant_method")
+            if found:
+                return found
     return {}
 
 
