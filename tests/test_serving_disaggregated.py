@@ -123,6 +123,23 @@ def test_pools_agree_with_the_simulator(model, tp, engine, isl, osl, prefills, d
     assert float(state.ttft.at(0.9)) == pytest.approx(np.percentile(ttft_s, 90), rel=0.2)
 
 
+SHORT = [("llama-3.1-8b", 1, 500), ("llama-3.1-8b", 1, 300), ("llama-3.1-70b", 4, 500), ("llama-3.1-70b", 4, 150)]
+
+
+@pytest.mark.parametrize("model, tp, isl", SHORT)
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
+def test_prompts_that_leave_a_graph_only_in_company(model, tp, isl, load):
+    """One of these fits a captured graph and more do not, so company costs more than its share: waits double."""
+    where = deployment(model, "h100-sxm", tp=tp)
+    ask = {"isl": float(isl), "osl": 200.0}
+    pools = Pools(where, where, 1, 2)
+    rate = load * float(pooled_state(Pools(where, where, 1, 9), **ask, rate_per_s=1e9).requests_per_s)
+    state = pooled_state(pools, **ask, rate_per_s=rate)
+    found = simulated(where, poisson(rate, 8000, isl, 200, seed=1), 1, 2)
+    assert not state.saturated
+    assert float(state.ttft_s) == pytest.approx(found.ttft_s[1000:7500].mean(), rel=0.12)
+
+
 @pytest.mark.parametrize("clients", [8, 64, 256, 800])
 def test_pools_of_a_closed_loop_agree_with_the_simulator(llama, clients):
     """Clients that started together stay clumped, which the form leaves out: its first tokens are early."""

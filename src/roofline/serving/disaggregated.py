@@ -116,8 +116,10 @@ class PrefillPool:
     one_s: Array
     rate: Array  # prompts a second that all workers carry
     ranks: int  # that compute prompts of their own
-    fixed_s: Array  # a step of k prompts takes fixed_s + k each_s
+    fixed_s: Array  # a step of k prompts takes fixed_s + k each_s, and saved_s less where a graph holds it
     each_s: Array
+    saved_s: Array
+    few: Array  # prompts that a graph holds
     most: Array  # prompts in one step
     prompts_cv2: Array
     arrivals_cv2: Array
@@ -132,8 +134,8 @@ class PrefillPool:
         """Mean seconds that a prompt takes longer than alone where `rate` come a second, dealt to the ranks in turn."""
         dealt = np.minimum(rate / self.rate, FULLEST) * self.rate / self.ranks
         gaps_cv2 = self.arrivals_cv2 / self.ranks
-        served = batch_service(dealt, self.fixed_s, self.each_s, self.most, gaps_cv2, self.prompts_cv2)
-        return served - (self.fixed_s + self.each_s)
+        a, b, d = self.fixed_s, self.each_s, self.saved_s
+        return batch_service(dealt, a, b, self.most, gaps_cv2, self.prompts_cv2, d, self.few) - (a + b - d)
 
 
 def prefill_pool(pools: Pools, prompts: Lengths, cached: Array, arrivals_cv2: Array = 1.0) -> PrefillPool:
@@ -150,10 +152,16 @@ def prefill_pool(pools: Pools, prompts: Lengths, cached: Array, arrivals_cv2: Ar
     g = np.maximum(r.budget / new, 1e-9)
     whole, ranks = np.maximum(np.floor(g), np.minimum(g, 1.0)), pools.prefill_workers * where.plan.dp
     one, full = steps.with_prompts_s(np.minimum(1.0, g)), steps.with_prompts_s(whole)
-    each = np.where(whole > 1.0, np.minimum((full - one) / np.maximum(whole - 1.0, 1.0), one), full / whole)
+    few = np.floor(step_table(where).graph_tokens / new)
+    beyond = np.where((few >= 1.0) & (few + 1.0 < whole), few + 1.0, 1.0)  # prompts of the smallest step on the line
+    first = np.where(beyond > 1.0, steps.with_prompts_s(beyond), one)
+    each = np.minimum((full - first) / np.maximum(whole - beyond, 1.0), first / beyond)
+    each = np.where(whole > 1.0, each, full / whole)
+    fixed = np.where(whole > 1.0, first - beyond * each, 0.0)
+    saved = np.where(beyond > 1.0, np.maximum(fixed + each - one, 0.0), 0.0)
     return PrefillPool(
         one * np.maximum(np.ceil(1.0 / g - 1e-9), 1.0), ranks * whole / full, ranks,
-        np.where(whole > 1.0, one - each, 0.0), each, np.maximum(whole, 1.0), prompts.cv**2, arrivals_cv2,
+        fixed, each, saved, np.maximum(few, 1.0), np.maximum(whole, 1.0), prompts.cv**2, arrivals_cv2,
         r.front_s + r.request_s,
     )  # fmt: skip
 
