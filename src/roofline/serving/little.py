@@ -12,8 +12,9 @@ from roofline.serving.rhythm import lone, open_company, shared_step, together
 from roofline.serving.site import Site
 from roofline.serving.steps import Steps
 
-SEARCHES, MORE = 3, 8  # rounds in search of the batch that a rate comes to: of all points, and of those not yet there
-NEAR = 1e-4  # relative step at which a search has arrived
+# The search for the batch that a rate comes to: rounds of all points, then of those that have not arrived before, each
+# with the relative step at which a point has.
+FIRST, MORE = (3, 1e-4), ((3, 1e-13), (5, 0.0))
 
 
 def tpot_open(site: Site, steps: Steps, batch: Array, rate: Array, arrivals_cv2: Array = 1.0) -> Array:
@@ -68,29 +69,50 @@ def batch_at(site: Site, steps: Steps, rate: Array, full_s: Array, arrivals_cv2:
     least = asked * tpot_open(site, steps, 1.0, rate, arrivals_cv2)  # tpot is the same for one and for less
     low, high = np.ones_like(asked), site.cap + 0.0 * asked
     ends = high, high - asked * full_s, low, np.minimum(low - least, 0.0)
-    batch, ends = _crossing(lambda b: b - asked * tpot_open(site, steps, b, rate, arrivals_cv2), *ends, rounds=SEARCHES)
-    far = (np.abs(batch - ends[0]) > NEAR * batch) & (least > 1.0)
+    rounds, near = FIRST
+    goal = asked, rate, arrivals_cv2
+    batch, (*ends, _) = _crossing(_gap(site, steps, *goal), *ends, rounds=rounds)
+    far = (np.abs(batch - ends[0]) > near * batch) & (least > 1.0)
     if np.any(far):
-        few, goal, pace = site.at(far), asked[far], rate[far]
-        cv2 = np.broadcast_to(arrivals_cv2, far.shape)[far]
-        beside = step_kinds(few.table, few.load(1.0), few.rules)
-        batch, ends = np.array(batch), (np.asarray(x)[far] for x in ends)
-        batch[far], _ = _crossing(
-            lambda b: b - goal * tpot_open(few, beside, b, pace, cv2), *ends, rounds=MORE, start=batch[far]
-        )  # fmt: skip
+        batch = _searched(site, goal, batch, (*ends, ends[-1]), far, MORE)
     return np.where(least > 1.0, batch, least)
 
 
+def _gap(site: Site, steps: Steps, asked: Array, rate: Array, arrivals_cv2: Array) -> Callable[[Array], Array]:
+    """By how much a batch is larger than what Little's law makes of it."""
+    return lambda batch: batch - asked * tpot_open(site, steps, batch, rate, arrivals_cv2)
+
+
+def _searched(
+    site: Site, goal: tuple[Array, ...], batch: Array, ends: tuple[Array, ...], far: np.ndarray,
+    stages: tuple[tuple[int, float], ...],
+) -> Array:  # fmt: skip
+    """The batches, those of the points that are `far` after the rounds of `stages`."""
+    (rounds, near), *later = stages
+    few = site.at(far)
+    goal, ends = (tuple(np.broadcast_to(x, far.shape)[far] for x in rows) for rows in (goal, ends))
+    gap = _gap(few, step_kinds(few.table, few.load(1.0), few.rules), *goal)
+    found, ends = _crossing(gap, *ends, rounds=rounds, start=batch[far])
+    still = np.abs(found - ends[0]) > near * found
+    if later and np.any(still):
+        found = _searched(few, goal, found, ends, still, later)
+    batch = np.array(batch)
+    batch[far] = found
+    return batch
+
+
 def _crossing(
-    f: Callable[[Array], Array], x1: Array, f1: Array, x2: Array, f2: Array, rounds: int, start: Array | None = None
-) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    f: Callable[[Array], Array], x1: Array, f1: Array, x2: Array, f2: Array, weight: Array | None = None, *,
+    rounds: int, start: Array | None = None,
+) -> tuple[Array, tuple[Array, Array, Array, Array, Array]]:  # fmt: skip
     """Where f crosses zero between x1 and x2, at which it is f1 and f2, of different sign.
 
     Formula:  inverse quadratic interpolation where the last three points allow it, else regula falsi
-    Returns:  the root after so many evaluations, and the two points around it (the last one first) with their values
+    Args:     weight: f2, halved each time that the same end stays
+    Returns:  the root after so many evaluations; the points around it (the last one first) with their values; weight
     Source:   Chandrupatla 1997; regula falsi with the Illinois rule
     """
-    weight = f2
+    weight = f2 if weight is None else weight
     x = x2 - f2 * (x1 - x2) / np.where(f1 != f2, f1 - f2, 1.0) if start is None else start
     with np.errstate(divide="ignore", invalid="ignore"):
         for _ in range(rounds):
@@ -104,4 +126,4 @@ def _crossing(
             share = f1 / (f2 - f3) * (f3 / (f2 - f1) - (x3 - x1) / (x2 - x1) * f2 / (f3 - f1))
             share = np.where(smooth, share, f1 / (f1 - weight))
             x = x1 + np.clip(np.where(np.isfinite(share), share, 0.0), 0.0, 1.0) * (x2 - x1)
-    return x, (x1, f1, x2, f2)
+    return x, (x1, f1, x2, f2, weight)

@@ -224,11 +224,12 @@ def shared_step(steps: Steps, one_s: Array, ones: Array, prompts: Array, per_ste
     Source:   derivation: a mean over two kinds, as two prompts cost less than twice one, or, behind the launches of a
               step or the tokens that a graph holds, more
     """
-    many = np.maximum((prompts - ones) / np.maximum(1.0 - ones, 1e-6), 1.0)
+    others = 1.0 - ones
+    many = np.maximum((prompts - ones) / np.maximum(others, 1e-6), 1.0)
     inside = np.minimum(many, per_step)
     return (
-        ones * np.minimum(1.0, per_step) + (1.0 - ones) * inside,
-        ones * one_s + (1.0 - ones) * steps.with_prompts_s(inside),
+        ones * np.minimum(1.0, per_step) + others * inside,
+        ones * one_s + others * steps.with_prompts_s(inside),
     )
 
 
@@ -264,17 +265,20 @@ def open_company(
     lam = np.minimum(rate, 1.0 / np.maximum(r.request_s, 1e-12))
     one_s = each = steps.with_prompts_s(np.minimum(1.0, g))
     size = clump(0.5 * lam * one_s, arrivals_cv2) if np.any(np.asarray(arrivals_cv2) != 1.0) else 1.0
-    idle = lam / size * np.maximum(r.poll, 1.0) * decode_s
+    pace = lam / size
+    idle = pace * np.maximum(r.poll, 1.0) * decode_s
     first, alone = size * together(idle), lone(idle)
-    least = np.where(r.hold > 0, 1.0 + lam * r.hold * decode_s, 1.0)
-    none = np.exp(-lam / size * one_s)
-    ones = none * (lam / size * one_s + alone) / size
+    least = np.where(r.hold > 0, 1.0 + lam * r.hold * decode_s, 1.0) if np.any(r.hold > 0) else 1.0
+    here = pace * one_s
+    none = np.exp(-here)
+    ones = none * (here + alone) / size
     k = np.clip(lam * one_s + none * first, least, most)
     _, each = shared_step(steps, one_s, ones, k, g)
     more = (each - one_s) / np.maximum(k - 1.0, 1e-9)  # with each prompt
-    none = np.exp(-lam / size * each)
-    ones = none * (lam / size * each + alone) / size
-    k = np.where(lam * more < 1.0, (lam * (one_s - more) + none * first) / np.maximum(1.0 - lam * more, 1e-9), most)
+    here, growth = pace * each, lam * more
+    none = np.exp(-here)
+    ones = none * (here + alone) / size
+    k = np.where(growth < 1.0, (lam * one_s - growth + none * first) / np.maximum(1.0 - growth, 1e-9), most)
     k = np.clip(k, least, most)
     return k, *shared_step(steps, one_s, ones, k, g)
 
