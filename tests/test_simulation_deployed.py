@@ -145,3 +145,26 @@ def test_the_simulator_falls_off_the_graphs_where_the_closed_form_does(clients, 
     few, every = (float(steady_state(d, **load).tpot_s) for d in (where, held))
     assert simulate(trace, deployed(where, trace)).summary()["tpot_mean_s"] == pytest.approx(few, rel=0.05)
     assert (few > 1.2 * every) == slower and (few == every) != slower
+
+
+@pytest.mark.parametrize(("isl", "osl"), [(1000, 1000), (2000, 300)])
+def test_ranks_in_lockstep_agree(isl, osl):
+    """DeepSeek-R1 over eight ranks, where a prompt on one delays all: TPOT within 12 %, TTFT 20 %.
+
+    A closed form in which all ranks do the same at the same time has half the TPOT.
+    """
+    where = deployment("deepseek-r1", "h200-sxm", tp=1, dp=8, ep=8)
+    for clients in (16, 256):
+        trace = closed_loop(clients, isl, osl)
+        result = simulate(trace, deployed(where, trace)).summary()
+        load = {"isl": uniform(isl, 0.8), "osl": uniform(osl, 0.8), "burst_share": 0.1}
+        state = steady_state(where, **load, concurrency=float(clients))
+        assert float(state.tpot_s) == pytest.approx(result["tpot_mean_s"], rel=0.12)
+        assert float(state.ttft_s) == pytest.approx(result["ttft_mean_s"], rel=0.2)
+    for load in (0.3, 0.7):
+        rate = load / float(steady_state(where, isl=float(isl), osl=float(osl), rate_per_s=1.0).utilisation)
+        trace = poisson(rate, 3000, isl, osl, seed=1)
+        result = simulate(trace, deployed(where, trace))
+        state = steady_state(where, isl=float(isl), osl=float(osl), rate_per_s=rate)
+        assert float(state.tpot_s) == pytest.approx(result.tpot_s[600:].mean(), rel=0.12)
+        assert float(state.ttft_s) == pytest.approx(result.ttft_s[600:].mean(), rel=0.2)

@@ -15,7 +15,7 @@ from roofline.specs.engine import SchedulerProfile
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one rank has to do, per point: lengths in tokens, and how many requests are in flight."""
+    """What one rank has to do, or all that step together, per point: lengths in tokens, and requests in flight."""
 
     new: Array  # prompt tokens to compute
     past: Array  # prompt tokens found in the cache
@@ -27,6 +27,7 @@ class Load:
     grown: float = 1.0  # tokens by which a step lengthens a sequence; osl counts steps
     osl_cv2: Array = 0.0  # squared coefficient of variation of the outputs
     prompts: Array = 1.0  # computed for each answer: more than one where sequences are evicted
+    ranks: float = 1.0  # whose sequences these are
 
     @property
     def evictions(self) -> Array:
@@ -69,7 +70,7 @@ KNOBS = (
 )  # fmt: skip
 
 
-def rules(profile: SchedulerProfile, isl: Array, dp: int, knobs: Mapping[str, Array]) -> Rules:
+def rules(profile: SchedulerProfile, isl: Array, dp: float, knobs: Mapping[str, Array]) -> Rules:
     """The rules of an engine for prompts of `isl` tokens, some knobs replaced (by arrays: one per point).
 
     Attention-data-parallel ranks share the tokenisers.
@@ -87,14 +88,15 @@ def rules(profile: SchedulerProfile, isl: Array, dp: int, knobs: Mapping[str, Ar
 def prompts_per_step(load: Load, r: Rules) -> Array:
     """How many prompts the token budget lets into one step; below 1 a prompt takes several.
 
-    Formula:  g = (B - v (b - 1))/x mixed and chunked; max(1, floor(g)) mixed, whole prompts; B/x prompts first
+    Formula:  g = (B - v (b - 1))/x mixed and chunked; max(1, floor(g)) mixed, whole prompts; B/x prompts first; of n
+              ranks that step together: n times that, b being a rank's
     Source:   scheduler rules of vLLM, TensorRT-LLM and SGLang
     """
-    new = np.maximum(load.new, 1.0)
+    new, n = np.maximum(load.new, 1.0), load.ranks
     if not r.mixed:
-        return r.budget / new
-    room = np.maximum(r.budget - r.verified * (load.batch - 1.0), 1.0) / new
-    return room if r.chunked else np.maximum(np.floor(room), 1.0)
+        return n * r.budget / new
+    room = np.maximum(r.budget - r.verified * (load.batch / n - 1.0), 1.0) / new
+    return n * (room if r.chunked else np.maximum(np.floor(room), 1.0))
 
 
 def step_kinds(table: StepTable, load: Load, r: Rules, fill: Array = 1.0) -> Steps:

@@ -44,7 +44,7 @@ def ttft_burst(table: StepTable, load: Load, r: Rules, decode_s: Array) -> Array
     most = np.maximum(np.minimum(g, b), 1.0)
     joined = np.clip(half.with_prompts_s(np.minimum(1.0, g)) * chunks / np.maximum(f, 1e-9), 1.0, most)
     paced = f * (b + 1.0) / 2.0 + 1.5 * half.with_prompts_s(np.minimum(joined, np.maximum(g, 1.0)))
-    held = (b - 1.0) * load.new < r.hold_ratio * r.budget
+    held = (b - 1.0) * load.new < r.hold_ratio * r.budget * load.ranks
     waiting = late * alone * (np.where(r.poll > 1, r.poll, 0.0) + np.where(held, r.hold, 0.0))
     return r.front_s + r.emit * decode_s + np.maximum(queued, np.where(f * b > first, paced, 0.0)) + waiting
 

@@ -1,4 +1,4 @@
-"""What a rank is asked for, and what it has: steps, rules, lengths, room."""
+"""What a rank, or all that step together, are asked for and have: steps, rules, lengths, room."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roofline.serving.steps import StepTable
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One rank with its rules, the lengths it is asked for, and how many sequences it can hold."""
+    """A rank, or all that step together, with their rules, the lengths they are asked for, and the room of each."""
 
     table: StepTable
     rules: Rules
@@ -27,15 +27,21 @@ class Site:
     grown: float = 1.0  # tokens that a step brings a sequence; outputs count steps
 
     @property
+    def ranks(self) -> float:
+        """Ranks that this is about."""
+        return self.table.ranks
+
+    @property
     def cap(self) -> Array:
         """Sequences that can run together."""
-        return self.room.seats
+        return self.ranks * self.room.seats
 
     def load(self, batch: Array, prompts: Array = 1.0) -> Load:
         """What `batch` such requests ask of it, `prompts` of them computed for each answer."""
         new, o = np.maximum(self.prompts.mean - self.cached, 1.0), self.outputs
         cv2 = np.square(o.cv)
-        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, self.padding, self.grown, cv2, prompts)
+        about = self.padding, self.grown, cv2, prompts, self.ranks
+        return Load(new, self.cached, o.mean, o.ratio_min, o.longest, batch, *about)
 
     def at(self, where: np.ndarray) -> Site:
         """The points at which `where` is true, in a row."""

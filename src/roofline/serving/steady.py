@@ -106,19 +106,21 @@ def steady_state(
         if value is not None:
             check_numbers(name, value)
     prompts, outputs = as_lengths(isl), as_lengths(osl)
-    r = rules(deployment.engine.scheduler, prompts.mean, deployment.plan.dp, knobs)
+    table = step_table(deployment).of_all
+    dp = deployment.plan.dp / table.ranks  # ranks, or groups of them, that know nothing of each other
+    r = rules(deployment.engine.scheduler, prompts.mean, dp, knobs)
     room = room_of(deployment, prompts, outputs, cached, prefixes, max_seqs)
     feasible = np.minimum(room.fits, room.most) >= 1.0
-    site = Site(step_table(deployment), r, prompts, outputs, np.asarray(cached, float), room)
+    site = Site(table, r, prompts, outputs, np.asarray(cached, float), room)
     s = deployment.speculation
     if s is not None:
         r = replace(r, verified=site.table.verified)
         site = replace(site, rules=r, outputs=in_cycles(outputs, s.shares), grown=s.tokens)
     if concurrency is not None:
-        state = _closed(site, np.asarray(concurrency, float), burst_share, deployment.plan.dp, feasible)
+        state = _closed(site, np.asarray(concurrency, float), burst_share, dp, feasible)
     else:
         site = replace(site, padding=(site.table.graph_batch - 1.0) / 2.0)
-        state = _open(site, np.asarray(rate_per_s, float), arrivals_cv2, deployment.plan.dp, feasible)
+        state = _open(site, np.asarray(rate_per_s, float), arrivals_cv2, dp, feasible)
     return state if s is None else _per_token(state, outputs, s.shares)
 
 
@@ -130,17 +132,18 @@ def _per_token(state: SteadyState, outputs: Lengths, shares: Array) -> SteadySta
     return replace(state, tpot=Spread(tpot.floor_s * per, tpot.mean_s * per, sd * per), osl=outputs.mean)
 
 
-def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasible: Array) -> SteadyState:
+def _closed(site: Site, concurrency: Array, burst_share: Array, dp: float, feasible: Array) -> SteadyState:
     wanted = np.maximum(concurrency / dp, 1.0)
     room, most = site.room, np.minimum(wanted, site.cap)
     waves, spread = np.inf, 1.0
     if started := bool(np.any(np.asarray(burst_share) > 0)):
         waves = np.where(np.asarray(burst_share) > 0, wanted / most / np.maximum(burst_share, 1e-12), np.inf)
         spread = apart(site.load(most), site.rules, waves)
-    batch, short = room.running(wanted, spread)
-    waiting, gone = np.maximum(wanted / batch - 1.0, 0.0), time_evicted(room, batch, site.outputs)
+    each, short = room.running(wanted / site.ranks, spread)
+    batch, gone = each * site.ranks, time_evicted(room, each, site.outputs)
+    waiting = np.maximum(wanted / batch - 1.0, 0.0)
     few = waiting / np.maximum(gone, 1e-9)
-    gone, again = gone * np.tanh(few / 2.0), np.minimum(short, np.tanh(few)) * prompts_again(room, batch, site.outputs)
+    gone, again = gone * np.tanh(few / 2.0), np.minimum(short, np.tanh(few)) * prompts_again(room, each, site.outputs)
     load = site.load(batch, 1.0 + again)
     beat = closed_rhythm(site.table, load, site.rules, waves)
     steady = ttft_closed(site.rules, beat, np.minimum(load.batch - 1.0, 1.0))
@@ -176,10 +179,10 @@ def _closed(site: Site, concurrency: Array, burst_share: Array, dp: int, feasibl
     )
 
 
-def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array) -> SteadyState:
+def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: float, feasible: Array) -> SteadyState:
     lam, osl, room, bursts = rate / dp, site.outputs.mean, site.room, np.maximum(arrivals_cv2, 0.1)
     kinds = step_kinds(site.table, site.load(1.0), site.rules)
-    again = np.where(room.held < room.most, prompts_again(room, site.cap, site.outputs), 0.0)
+    again = np.where(room.held < room.most, prompts_again(room, room.seats, site.outputs), 0.0)
     calm_s, full_s = tpot_full(site, kinds, site.cap), tpot_full(site, kinds, site.cap, 1.0 + again)
     fastest = site.cap / (osl * full_s)
     inside, utilisation = np.minimum(np.maximum(lam, RARELY), fastest), lam / fastest
@@ -197,7 +200,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: int, feasible: Array
     first = _met(site, beat, ttft_open(site.rules, beat) + texts, inside, drag * decode / level * many.stay)
     ttft = replace(first, late_share=many.full, late_s=seat_s)
     calm_s = np.minimum(here * (1.0 + many.more / wanted), np.maximum(calm_s, here))
-    gone = np.where(again > 0, time_evicted(room, site.cap, site.outputs), 0.0)
+    gone = np.where(again > 0, time_evicted(room, room.seats, site.outputs), 0.0)
     longer = np.maximum(many.full - many.beyond, 0.0) / (1.0 - many.beyond)  # full seats that are not in the mean yet
     tpot_s = calm_s + longer * (full_s * (1.0 + gone) - calm_s)
     # as many prompts as there are companions come while a request stays, and more come where there are more companions

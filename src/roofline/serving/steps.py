@@ -20,6 +20,7 @@ from roofline.workload import Sequences
 
 # Products that belong to one group of sequences and not to all tokens of a step: MLA's two forms.
 GROUP_PRODUCTS = ("attn.absorb_q", "attn.absorb_v", "attn.kv_b")
+SHARED = ("experts", "exchange")  # kinds of ops that ranks which step together do together
 MANY = 16.0  # prompts in one step at which the cost of one more is taken
 
 
@@ -142,7 +143,8 @@ class StepTable:
     """Seconds of any step of one rank's share of a deployment: some sequences decode beside some prompt tokens.
 
     Where the deployment speculates a step is a cycle: `verified` tokens of every sequence, and drafting them.
-    All arguments count sequences and tokens of ONE attention-data-parallel rank; others are assumed to do the same.
+    All arguments count sequences and tokens of ONE attention-data-parallel rank; others are assumed to do the same. Of
+    the table of all ranks that step together (`of_all`) they count those of all of them.
     With pipeline stages a step is a round trip of all micro-batches. Times have a leading axis of `lanes`: one where
     kernels follow one another, more where a schedule lets resources overlap.
 
@@ -168,14 +170,32 @@ class StepTable:
     decode_launch: DecodeLaunch
     verified: float = 1.0  # tokens of a decoding sequence in a step
     drafts: DraftTable | None = None
+    together: float = 1.0  # ranks that step together
+    shared_s: Line | None = None  # [lane, TOKENS], of tokens_s: what these do together, by the mean of their tokens
+    ranks: float = 1.0  # whose sequences and prompts are counted
+
+    @property
+    def of_all(self) -> StepTable:
+        """The table of all ranks that step together: requests are dealt in turn, the rank with most sets the pace."""
+        return self if self.together == 1.0 else replace(self, ranks=self.together)
+
+    def most(self, number: Array) -> Array:
+        """Of so many sequences or prompts, those of the rank that has most.
+
+        Formula:  max(n/ranks, min(n, 1))
+        """
+        return number if self.ranks == 1.0 else np.maximum(number / self.ranks, np.minimum(number, 1.0))
 
     @property
     def pipeline(self) -> float:
         """Pipeline stages."""
         return self.stages.count if self.stages else 1.0
 
-    def tokens(self, tokens: Array) -> Array:
-        """Lanes of everything that counts tokens only."""
+    def tokens(self, tokens: Array, mean: Array | None = None) -> Array:
+        """Lanes of everything that counts tokens only; `mean` over the ranks that step together, where they differ."""
+        if self.shared_s is not None and mean is not None:
+            most, mean = TOKENS.place(tokens), TOKENS.place(mean)
+            return self.tokens_s.at(most) - self.shared_s.at(most) + self.shared_s.at(mean)
         if self.stages is None:
             return self.tokens_s.at(TOKENS.place(tokens))
         each = np.asarray(tokens, float) / self.pipeline
@@ -204,9 +224,10 @@ class StepTable:
 
     def decode(self, batch: Array, context: Array, padding: Array = 0.0) -> Array:
         """Seconds of a step of `batch` decodes over `context` cached tokens each, its graph made for `padding` more."""
-        place = CONTEXTS.place(context)
-        lanes = _sum(self.tokens(self.verified * batch + padding), self.fixed_at(batch, place))
-        return self.replayed(self.combined(lanes), batch) + self.drafting(batch, place)
+        place, most = CONTEXTS.place(context), self.most(batch)
+        mean = None if self.ranks == 1.0 else self.verified * batch / self.ranks + padding
+        lanes = _sum(self.tokens(self.verified * most + padding, mean), self.fixed_at(most, place))
+        return self.replayed(self.combined(lanes), most) + self.drafting(most, place)
 
     def replayed(self, seconds: Array, batch: Array) -> Array:
         """Seconds of a step of `batch` decodes alone: where no graph holds it, the host launches its kernels."""
@@ -265,22 +286,24 @@ class Steps:
     more: Array
     reading: tuple[Array, Array]  # seconds of speculation for a prompt, and each further one
     padding: Array  # tokens of a batch that a graph is made for but nobody sent
-    batch: Array = 0.0
+    batch: Array = 0.0  # of the rank that has most
     decoding: Array = 0.0  # tokens of the batch and of its padding
+    mean: Array | None = None  # of these over ranks
     fixed: Array = 0.0  # lanes of head and decode attention
     drafting: Array = 0.0  # seconds of speculation for the batch
 
     def at(self, batch: Array) -> Steps:
         """The same prompts beside another batch."""
-        t = self.table
+        t, most = self.table, self.table.most(batch)
         return replace(
-            self, batch=batch, decoding=t.verified * batch + self.padding, fixed=t.fixed_at(batch, self.context),
-            drafting=t.drafting(batch, self.context),
+            self, batch=most, decoding=t.verified * most + self.padding, fixed=t.fixed_at(most, self.context),
+            drafting=t.drafting(most, self.context),
+            mean=None if t.ranks == 1.0 else t.verified * batch / t.ranks + self.padding,
         )  # fmt: skip
 
     def decode_s(self) -> Array:
         """Seconds of a step without prompts."""
-        tokens = self.table.tokens(self.decoding)
+        tokens = self.table.tokens(self.decoding, self.mean)
         return self.table.replayed(self.table.combined(_sum(tokens, self.fixed)), self.batch) + self.drafting
 
     def with_prompts_s(self, prompts: Array) -> Array:
@@ -289,8 +312,10 @@ class Steps:
         Formula:  max(tokens(b + k x) + head(b) + attention + layers t_layer, launches t_launch); a step of at most
                   graph_tokens pays neither t_layer nor launches
         """
+        mean = None if self.mean is None else self.mean + prompts / self.table.ranks * self.new
+        prompts = self.table.most(prompts)
         tokens = self.decoding + prompts * self.new
-        lanes = _sum(self.table.tokens(tokens), self.fixed, _times(self.first, np.minimum(prompts, 1.0)))
+        lanes = _sum(self.table.tokens(tokens, mean), self.fixed, _times(self.first, np.minimum(prompts, 1.0)))
         if np.max(prompts, initial=0.0) > 1.0:
             lanes = _sum(lanes, _times(self.more, np.maximum(prompts - 1.0, 0.0)))
         seconds = self.table.combined(lanes)
@@ -363,7 +388,25 @@ def _tabulated(deployment: Deployment) -> StepTable:
         deployment.decode_launch,
         verified,
         None if deployment.speculation is None else _drafts(deployment),
+        *_lockstep(deployment),
     )
+
+
+def _lockstep(deployment: Deployment) -> tuple[float, Line | None]:
+    """Attention-data-parallel ranks that step together, and what of a step they do together.
+
+    The ranks of a mixture of experts do: every layer's dispatch and combine wait for all, and those without requests
+    run dummy batches (vLLM with expert parallelism, SGLang's enable-dp-attention). Schedules that overlap kernels with
+    the network share nothing: the longest rank's whole step counts.
+    """
+    dp = deployment.plan.dp
+    if dp == 1 or not deployment.model.is_mixture:
+        return 1.0, None
+    if deployment.engine.step.schedule != "serial":
+        return float(dp), None
+    ops = [op for op in deployment.ops(Sequences(TOKENS.points * dp, 1.0, 1.0, 0.0)) if op.kind in SHARED]
+    seconds = sum((t.op.count * t.total_s for t in deployment.timed(ops).times), np.zeros_like(TOKENS.points))
+    return float(dp), Line.of(seconds[None])
 
 
 def _drafts(deployment: Deployment) -> DraftTable:

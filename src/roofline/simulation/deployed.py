@@ -14,7 +14,6 @@ from roofline.simulation.engine import Pool
 from roofline.simulation.lockstep import Lockstep
 from roofline.simulation.scheduler import Scheduler
 from roofline.simulation.trace import Trace
-from roofline.workload import Sequences
 
 NEVER = 1e9  # share of the budget that no prompts fill: a profile's 0
 
@@ -71,18 +70,13 @@ def lockstep_of(where: Deployment) -> Lockstep | None:
     Formula:  S(t) = sum of the experts' and the exchange's times where every rank has t tokens
     Args:     where; schedules that overlap kernels with the network share nothing: the longest rank's whole step counts
     Returns:  `Lockstep`, seconds over tokens
-    Source:   SGLang (enable-dp-attention), vLLM (DP with expert parallelism): every layer's dispatch and combine wait
-              for all ranks, and those without requests run dummy batches
+    Source:   `roofline.serving.steps`
     """
-    dp = where.plan.dp
-    if dp == 1 or not where.model.is_mixture:
+    table = step_table(where)
+    if table.together == 1.0:
         return None
-    tokens, table = TOKENS.points, step_table(where)
-    shared = np.zeros_like(tokens)
-    if where.engine.step.schedule == "serial":
-        ops = [op for op in where.ops(Sequences(tokens * dp, 1.0, 1.0, 0.0)) if op.kind in ("experts", "exchange")]
-        shared = sum((t.op.count * t.total_s for t in where.timed(ops).times), shared)
-    return Lockstep(dp, tokens.tolist(), shared.tolist(), float(table.launch_s))
+    shared = np.zeros_like(TOKENS.points) if table.shared_s is None else table.shared_s.values[0]
+    return Lockstep(int(table.together), TOKENS.points.tolist(), shared.tolist(), float(table.launch_s))
 
 
 def costs_of(where: Deployment, trace: Trace, scheduler: Scheduler, lockstep: Lockstep | None = None) -> StepCosts:
