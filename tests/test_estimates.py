@@ -150,3 +150,9 @@ def test_a_loaded_model_is_a_model(name):
     for model in (loaded, loaded.model):
         found = estimate(model)
         assert found.tpot_s == expected.tpot_s and str(found.deployment) == str(expected.deployment)
+
+
+def test_more_tokens_than_positions_is_no_question_of_devices():
+    found = estimate("gemma-3-27b", "h100-sxm", isl=1_000_000, osl=100)
+    assert found.violations == ["does not fit: max_model_len 1,000,100 is above the model's limit of 131,072"]
+    assert "the model has 131,072 positions" in str(found) and "narrower" not in str(found)

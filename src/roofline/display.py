@@ -152,7 +152,9 @@ def _speculation_row(e: Estimate) -> tuple[str, str, str]:
 
 def _memory_remark(e: Estimate) -> str:
     if e.fits:
-        return f"{number(e.resident)} requests of this length at a time"
+        return f"{number(e.resident)} request{'s' * (number(e.resident) != '1')} of this length at a time"
+    if e.too_long:
+        return f"the model has {e.deployment.model.max_positions:,} positions"
     stage = e.memory.tightest
     missing = stage.context + stage.total_non_kv - stage.visible
     return f"{quantity(missing, 'GiB')} too much on each device" if missing > 0 else "no room for the KV cache"

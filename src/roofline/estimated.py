@@ -256,9 +256,17 @@ class Estimate(
         return float(self.memory.max_concurrency) * self.deployment.plan.dp if self.fits else 0.0
 
     @cached_property
+    def too_long(self) -> bool:
+        """Whether a request has more tokens than the model has positions: no device helps."""
+        longest = self.deployment.model.max_positions
+        return bool(longest) and self.isl + self.osl > longest
+
+    @cached_property
     def violations(self) -> list[str]:
         """What is wrong with this deployment for this load, worst first; empty where nothing is."""
         if not self.fits:
+            if self.too_long:
+                return [f"does not fit: {self.memory.failure}"]
             smallest = self.smallest_plan
             hint = f"the smallest plan that fits is {_devices(smallest)}" if smallest else _NOTHING_FITS
             return [f"does not fit: {self.memory.failure}", hint]

@@ -276,7 +276,7 @@ def _reasons(
     """What would stop the start, in the order in which an engine meets it."""
     found = []
     if model.max_positions:
-        text = f"max_model_len {_number(asked.length)} is above the model's limit of {model.max_positions}"
+        text = f"max_model_len {_number(asked.length)} is above the model's limit of {model.max_positions:,}"
         found += [(text, asked.length > model.max_positions)]
     for s in stages:
         where = f" on stage {s.stage}" if len(stages) > 1 else ""
@@ -302,4 +302,4 @@ def _gib(value: Array) -> str:
 
 def _number(value: Array) -> str:
     value = np.asarray(value, float)
-    return f"{float(value.flat[0]):g}" if value.size == 1 else "(several)"
+    return f"{float(value.flat[0]):,.0f}" if value.size == 1 else "(several)"
