@@ -299,7 +299,7 @@ def test_rows_add_up_to_the_visible_memory(name, plan):
 @pytest.mark.parametrize(
     ("name", "plan", "precision", "length", "settings", "words"),
     [
-        ("phi-2", ONE, "fp16", 8192, {}, "limit of 2048"),  # dev log
+        ("phi-2", ONE, "fp16", 8192, {}, "limit of 2,048"),  # dev log
         ("deepseek-r1", ONE, "fp8_block", 16000, {}, "exceed"),  # dev log
         ("qwen3-32b", ONE, "bf16", 32000, {"utilisation": 0.9}, "no room for one sequence"),  # dev log
         ("gpt-oss-20b", Plan(tp=2), "mxfp4_experts", 8192, {"graph_sizes": 83}, "warming the sampler"),  # dev log

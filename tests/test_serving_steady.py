@@ -201,3 +201,13 @@ def test_inputs_are_refused_by_name(given, text):
     where = deployment("llama-3.1-8b", "h100-sxm")
     with pytest.raises(InputError, match=re.escape(text)):
         steady_state(where, **({"isl": 100.0, "osl": 10.0, "concurrency": 4.0} | given))
+
+
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "llama.cpp", "vllm"])
+def test_clients_beyond_the_seats_only_wait(engine):
+    """However many more clients there are: as many run, a token takes as long, and first tokens come ever later."""
+    where = deployment("qwen3-0.6b", "l40s", dp=2, engine=engine)
+    clients = np.array([3000.0, 4096.0, 4500.0, 5461.0, 8000.0, 1e5, 1e7])
+    state = steady_state(where, isl=128.0, osl=20000.0, concurrency=clients)
+    assert np.ptp(state.batch) < 1e-3 * state.batch.mean() and np.ptp(state.tpot_s) < 0.01 * state.tpot_s.mean()
+    assert np.all(np.diff(state.ttft_s) > 0)

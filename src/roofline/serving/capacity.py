@@ -65,9 +65,10 @@ class Room:
         n = np.minimum(wanted, self.most)
         x, s = n - self.held, np.maximum(1.15 * self.spread * np.sqrt(n), 1e-9)
         h = np.maximum(n * self.growth * (1.0 - apart) / (2.0 + self.growth), 1e-3 * s)
+        h = np.maximum(h, 1e-6 * n)  # a smaller difference drowns in rounding where nothing varies
         high, low = (s * np.logaddexp(0.0, y / s) for y in (x + h, x - h))
         share = [y * (0.5 + 0.5 * np.tanh(0.5 * z / s)) for y, z in ((high, x + h), (low, x - h))]
-        ran = n - (high**2 - low**2) / (4.0 * h)
+        ran = n - (high - low) * (high + low) / (4.0 * h)
         return np.clip(ran, 1.0, n), np.clip((share[0] - share[1]) / (2.0 * h), 0.0, 1.0)
 
 
