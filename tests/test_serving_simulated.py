@@ -162,3 +162,17 @@ def test_crowds_vary_as_busy_periods_make_them(isl, osl, load):
     assert float(state.batch) == pytest.approx(mean, rel=0.05)
     spread = np.sqrt(np.average((number - mean) ** 2, weights=lasts))
     assert float(seen["crowd"].spread) == pytest.approx(spread, rel=0.06)
+
+
+@pytest.mark.parametrize("isl, osl", [(2000, 2), (2000, 10), (8000, 20)])
+def test_short_answers_near_the_limit_take_no_longer_than_full_steps(isl, osl):
+    """Prompts set the limit, and wait before their first token: each step brings all who decode one, full as it is."""
+    where = deployment("llama-3.1-8b", "h100-sxm")
+    ask = {"isl": float(isl), "osl": float(osl)}
+    rate = 0.95 / float(steady_state(where, **ask, rate_per_s=1.0).utilisation)
+    state, trace = steady_state(where, **ask, rate_per_s=rate), poisson(rate, 3000, isl, osl, seed=0)
+    found = simulate(trace, deployed(where, trace))
+    settled = slice(300, None)
+    assert float(state.tpot.at(0.9)) == pytest.approx(np.percentile(found.tpot_s[settled], 90), rel=0.03)
+    assert float(state.e2e_s) == pytest.approx(found.e2e_s[settled].mean(), rel=0.25)
+    assert float(state.batch) == pytest.approx(osl * rate * float(state.tpot_s), rel=1e-6)

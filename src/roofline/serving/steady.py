@@ -18,7 +18,7 @@ from roofline.serving.capacity import prompts_again, room_of, time_evicted
 from roofline.serving.crowds import CALM, CROWDED, crowd
 from roofline.serving.lengths import Lengths, as_lengths, in_cycles
 from roofline.serving.little import batch_at, tpot_full
-from roofline.serving.load import prompt_s, rules, step_kinds
+from roofline.serving.load import prompt_s, prompts_per_step, rules, step_kinds
 from roofline.serving.queueing import Latencies, Spread, end_to_end, queue_wait
 from roofline.serving.rhythm import (
     Rhythm,
@@ -202,10 +202,15 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: float, feasible: Arr
     calm_s = np.minimum(here * (1.0 + many.more / wanted), np.maximum(calm_s, here))
     gone = np.where(again > 0, time_evicted(room, room.seats, site.outputs), 0.0)
     longer = np.maximum(many.full - many.beyond, 0.0) / (1.0 - many.beyond)  # full seats that are not in the mean yet
-    tpot_s = calm_s + longer * (full_s * (1.0 + gone) - calm_s)
+    # mixed steps bring every sequence a token, and none is longer than one whose token budget is full
+    longest_s = kinds.at(level).with_prompts_s(prompts_per_step(load, site.rules)) if site.rules.mixed else np.inf
+    tpot_s = np.minimum(calm_s + longer * (full_s * (1.0 + gone) - calm_s), longest_s * (1.0 + longer * gone))
     # as many prompts as there are companions come while a request stays, and more come where there are more companions
     prompts_s = np.sqrt(bursts * wanted) / (1.0 - prompts) * beat.more_s / osl
-    tpot = Spread(0.0, tpot_s, np.hypot(drag * here / level * many.stay, prompts_s))
+    sd = np.hypot(drag * here / level * many.stay, prompts_s)
+    if site.rules.mixed:  # of all spreads between a decode and the longest step, the widest (Bhatia and Davis 2000)
+        sd = np.minimum(sd, np.sqrt(np.maximum((tpot_s - decode) * (longest_s * (1.0 + longer * gone) - tpot_s), 0.0)))
+    tpot = Spread(0.0, tpot_s, sd)
     e2e = end_to_end(ttft, tpot, osl, site.outputs.cv)
     batch = np.minimum(np.maximum(osl * inside * tpot_s, 1.0), site.cap)
     return SteadyState(
