@@ -211,3 +211,14 @@ def test_clients_beyond_the_seats_only_wait(engine):
     state = steady_state(where, isl=128.0, osl=20000.0, concurrency=clients)
     assert np.ptp(state.batch) < 1e-3 * state.batch.mean() and np.ptp(state.tpot_s) < 0.01 * state.tpot_s.mean()
     assert np.all(np.diff(state.ttft_s) > 0)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "ideal", "sglang", "vllm", "tensorrt-llm"])
+def test_percentiles_of_tokens_stay_on_both_sides_of_their_mean(engine):
+    """64,000 tokens in and two out, up to overload: no percentile is nothing, and the 90th not less than the mean."""
+    where = deployment("qwen3-0.6b", "h100-sxm", engine=engine)
+    ask = {"isl": 64000.0, "osl": 2.0}
+    most = 1.0 / float(steady_state(where, **ask, rate_per_s=1e-3).utilisation) * 1e-3
+    state = steady_state(where, **ask, rate_per_s=most * np.array([0.01, 0.3, 0.7, 0.95, 1.5, 100.0]))
+    assert np.all(np.asarray(state.tpot.at(0.5)) > 0.3 * state.tpot_s)
+    assert np.all(np.asarray(state.tpot.at(0.9)) >= 0.999 * state.tpot_s)

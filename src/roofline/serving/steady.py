@@ -207,7 +207,7 @@ def _open(site: Site, rate: Array, arrivals_cv2: Array, dp: float, feasible: Arr
     tpot_s = np.minimum(calm_s + longer * (full_s * (1.0 + gone) - calm_s), longest_s * (1.0 + longer * gone))
     # as many prompts as there are companions come while a request stays, and more come where there are more companions
     prompts_s = np.sqrt(bursts * wanted) / (1.0 - prompts) * beat.more_s / osl
-    sd = np.hypot(drag * here / level * many.stay, prompts_s)
+    sd = np.minimum(np.hypot(drag * here / level * many.stay, prompts_s), tpot_s)  # at most that of chance (gamma's 1)
     if site.rules.mixed:  # of all spreads between a decode and the longest step, the widest (Bhatia and Davis 2000)
         sd = np.minimum(sd, np.sqrt(np.maximum((tpot_s - decode) * (longest_s * (1.0 + longer * gone) - tpot_s), 0.0)))
     tpot = Spread(0.0, tpot_s, sd)
