@@ -57,5 +57,5 @@ def test_second_command_installs_what_the_tests_need(root):
     """`pip install -e '.[dev]' && pytest`: every test tool that is imported or skipped for is an extra of dev."""
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     dev = " ".join(extras["dev"])
-    for package in ("pytest", "hypothesis", "nbclient", "nbformat", "ipykernel", "ruff", "docs"):
+    for package in ("pytest", "pytest-xdist", "hypothesis", "nbclient", "nbformat", "ipykernel", "ruff", "docs"):
         assert package in dev

@@ -1,4 +1,4 @@
-"""Speed of the simulator and of the hit curve. Run with `pytest --benchmark-enable tests/benchmarks`.
+"""Speed of the simulator and of the hit curve. Run with `pytest -n 0 --benchmark-enable tests/benchmarks`.
 
 Floors are far below what an idle core does, so that a busy machine does not fail them.
 """

@@ -1,4 +1,4 @@
-"""Speed of sweeps. Run with `pytest --benchmark-enable tests/benchmarks`.
+"""Speed of sweeps. Run with `pytest -n 0 --benchmark-enable tests/benchmarks`.
 
 Each benchmark reports points per second, peak memory, and its time over that of a stated plain-numpy kernel on as many
 points in the same run: the two-term roofline max(FLOPs / peak, (weights + KV) / bandwidth), everything an array. The
