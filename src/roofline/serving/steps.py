@@ -319,7 +319,8 @@ class Steps:
         if np.max(prompts, initial=0.0) > 1.0:
             lanes = _sum(lanes, _times(self.more, np.maximum(prompts - 1.0, 0.0)))
         seconds = self.table.combined(lanes)
-        seconds = np.where(tokens <= self.table.graph_tokens, seconds, self.table.eager(seconds))
+        held, eager = tokens <= self.table.graph_tokens, self.table.eager(seconds)
+        seconds = np.where(held, seconds, eager) if np.any(held) else eager
         if self.table.drafts is None:
             return seconds
         first, more = self.reading

@@ -19,6 +19,7 @@ from roofline.errors import InfeasibleError, UnsupportedError
 from roofline.estimates import static_steps, static_times
 from roofline.serving.load import KNOBS
 from roofline.serving.steady import steady_state
+from roofline.serving.steps import step_table
 from roofline.specs.prices import quote
 from roofline.speculative import speculating
 from roofline.sweeps.grid import Block, Grid
@@ -120,15 +121,17 @@ def evaluate_blocks(
 ) -> Iterator[tuple[Block, dict[str, np.ndarray], np.ndarray, str]]:
     """Blocks with their columns, reasons and message, in order.
 
-    Those of one deployment run side by side in threads: numpy lets others in while it is inside its loops. The first
-    one runs alone, as it fills the tables that the others read.
+    Those of one deployment run side by side in threads: numpy lets others in while it is inside its loops. What all of
+    them read is there before.
     """
     with ThreadPoolExecutor(THREADS) as pool:
         for index, group in groupby(blocks, key=lambda block: block.case):
-            case, rest = case_of(grid, index), iter(group)
-            first = next(rest)
-            yield first, *evaluate(grid, first, metrics, case), case.message
-            waiting: deque = deque()
+            case = case_of(grid, index)
+            if case.deployment is not None:
+                case.deployment.footprint(1.0)
+                if grid.load != "batch":
+                    step_table(case.deployment)
+            rest, waiting = iter(group), deque()
             while True:
                 if len(waiting) < 2 * THREADS and (block := next(rest, None)) is not None:
                     waiting.append((block, pool.submit(evaluate, grid, block, metrics, case)))

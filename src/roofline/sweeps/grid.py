@@ -28,9 +28,9 @@ LOADS = ("batch", "concurrency", "rate_per_s")
 NUMBERS = ("isl", "osl", "cached", *LOADS, "usd_per_h", *KNOBS)
 WHOLE = ("tp", "pp", "ep", "dp", "cp")
 
-# Points evaluated at once: intermediates of steady states stay in the cache; steps have many ops, and each costs some
-# calls whatever the number of points.
-BLOCK, STEP_BLOCK = 1 << 14, 1 << 16
+# Points evaluated at once: few enough for intermediates of steady states to stay in the cache, many beside what a call
+# costs whatever the number of points; steps have many ops.
+BLOCK, STEP_BLOCK = 1 << 15, 1 << 16
 
 
 @dataclass(frozen=True)
