@@ -168,3 +168,42 @@ def test_ranks_in_lockstep_agree(isl, osl):
         state = steady_state(where, isl=float(isl), osl=float(osl), rate_per_s=rate)
         assert float(state.tpot_s) == pytest.approx(result.tpot_s[600:].mean(), rel=0.12)
         assert float(state.ttft_s) == pytest.approx(result.ttft_s[600:].mean(), rel=0.2)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize(("isl", "osl"), [(1024, 1024), (2000, 300)])
+def test_answers_of_one_length_agree(engine, isl, osl):
+    """Started together and exactly as long, so the first wave's groups stay: TPOT and E2E within 11 %, TTFT 16 %."""
+    where = deployment("llama-3.1-8b", "h100-sxm", engine=engine)
+    for clients in (4, 16, 64):
+        trace = closed_loop(clients, isl, osl, max(10 * clients, 200), low=1.0)
+        result = simulate(trace, deployed(where, trace)).summary()
+        load = {"isl": fixed(float(isl)), "osl": fixed(float(osl)), "burst_share": clients / len(trace)}
+        state = steady_state(where, **load, concurrency=float(clients))
+        for name, within in (("tpot", 0.11), ("ttft", 0.16), ("e2e", 0.11)):
+            assert float(getattr(state, f"{name}_s")) == pytest.approx(result[f"{name}_mean_s"], rel=within), name
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_short_answers_agree(engine):
+    """Answers of 24 to 30 tokens: TPOT within 7 %, TTFT 12 %. A step with one prompt may be in a graph, two are not."""
+    where = deployment("llama-3.1-70b", "h100-sxm", tp=4, engine=engine)
+    for clients in (4, 16, 64):
+        trace = closed_loop(clients, 500, 30, max(10 * clients, 200))
+        result = simulate(trace, deployed(where, trace)).summary()
+        load = {"isl": uniform(500.0, 0.8), "osl": uniform(30.0, 0.8), "burst_share": clients / len(trace)}
+        state = steady_state(where, **load, concurrency=float(clients))
+        assert float(state.tpot_s) == pytest.approx(result["tpot_mean_s"], rel=0.07)
+        assert float(state.ttft_s) == pytest.approx(result["ttft_mean_s"], rel=0.12)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_a_launch_floor_under_a_crowd(engine):
+    """DeepSeek-R1, 256 clients, 1,000 + 100 tokens, where nearly all is prompt steps of 0.2 s: TPOT within 15 %."""
+    where = deployment("deepseek-r1", "h200-sxm", tp=8, engine=engine)
+    trace = closed_loop(256, 1000, 100)
+    result = simulate(trace, deployed(where, trace)).summary()
+    load = {"isl": uniform(1000.0, 0.8), "osl": uniform(100.0, 0.8), "burst_share": 0.1}
+    state = steady_state(where, **load, concurrency=256.0)
+    assert float(state.tpot_s) == pytest.approx(result["tpot_mean_s"], rel=0.15)
+    assert float(state.ttft_s) == pytest.approx(result["ttft_mean_s"], rel=0.1)

@@ -105,7 +105,7 @@ def apart(load: Load, r: Rules, waves: Array) -> Array:
 def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[Array, Array]:
     """Steps over which the ends of one wave of a closed loop are spread, and how far chance spreads them.
 
-    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, e c, n))
+    Formula:  min(c, hypot(2/3 sqrt(J) (1 - r) Omax, e c, n)), at least `bell` of its first two
     Args:     cycle c [steps]: from one prompt of a seat to its next; wave n [steps]: of the prompts of all seats,
               prompts first: 0; waves J: requests of a run per seat, inf where nothing ever started together;
               e: evictions an answer
@@ -118,7 +118,20 @@ def window_steps(load: Load, cycle: Array, wave: Array, waves: Array) -> tuple[A
     apart = 2.0 / 3.0 * np.sqrt(np.where(np.isfinite(waves), waves, 0.0)) * (1.0 - load.osl_ratio) * load.osl_longest
     spread = np.where(np.isfinite(waves), np.hypot(apart, load.evictions * cycle), cycle)
     whole = np.maximum(np.hypot(spread, wave), 1.0)
-    return np.minimum(cycle, whole), (spread / whole) ** 2
+    return np.minimum(cycle, np.maximum(whole, bell(load.batch, spread))), (spread / whole) ** 2
+
+
+def bell(ends: Array, spread: Array) -> Array:
+    """Steps with an end in more than half of all cases, where so many are spread as a normal variable.
+
+    Formula:  2 s sqrt(2 ln(x/ln 2)), x = n/(sqrt(2 pi) s) in the middle, s = spread/sqrt(12); 0 where x is below ln 2
+    Args:     ends n [-]; spread [steps] of a uniform variable of the same deviation
+    Returns:  [steps]
+    Source:   derivation: exp(-x) of steps have none
+    """
+    s = np.maximum(spread, 1e-9) / np.sqrt(12.0)
+    middle = ends / (np.sqrt(2.0 * np.pi) * s) / np.log(2.0)
+    return 2.0 * s * np.sqrt(2.0 * np.log(np.maximum(middle, 1.0)))
 
 
 def lockstep(load: Load, r: Rules, waves: Array) -> Array:
@@ -143,64 +156,6 @@ def together(mean: Array) -> Array:
     """
     x = np.maximum(mean, 1e-9)
     return x / -np.expm1(-x)
-
-
-def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf) -> Rhythm:
-    """How prompts fall into steps where whoever gets an answer asks again.
-
-    Formula:  every step ends as many answers as it gives last tokens, however long it lasts: x = N (b - 1)/W prompts
-              arrive between two looks at the queue (N = 1 but for polling); where sequences are evicted, p for each
-                W = max(window_steps, b f/s): the tokeniser serves one at a time
-                k = p x/(1 - exp(-x)) share a step where any do; holding: at least 1 + h (b - 1)/W; lockstep: b;
-                    j = min(k, g) of them in one step
-                tp  = D + m (S(j) - D)/j, m = min(g, (1 - 1/(2 J)) p ((b - k) + (k - j)/2)/a) prompts beside one of my
-                      tokens; prompts first: S(j) in place of S(j) - D. Those of my own step do not delay me, of those
-                      let in with me half come later; J waves: the last has no next one, whose prompts delay half of it
-                a   = O + late [+ 1 mixed] steps without a prompt of mine that waits
-                p   = share of steps that carry a prompt: 1 - c min(exp(-x), 1 - rho), rho = p (b - 1)/(W g), c: chance,
-                      but not in the 1.5 first of the window; prompts first: of decodes that
-                      follow one
-                q   = wait for others to be let in: Sakasegawa's for rho, at most sqrt(c b/pi) prompts (a queue that b
-                      seats just fill), and by what b/g is longer than a; prompts first: half of the company's steps
-    Args:     waves J [-]: requests of a run per seat, inf where nothing ever started together
-    Source:   derivation; docs/serving.md holds it against the event simulator
-    """
-    b, f = load.batch, r.request_s
-    g = prompts_per_step(load, r)
-    away, running = steps_away(load, r), load
-    if r.mixed and np.any(b * load.prompts > g * away):  # who waits for room does not decode
-        running = replace(load, batch=np.maximum(np.minimum(b, g * away / load.prompts), 1.0))
-        g = prompts_per_step(running, r)
-    cycle = np.maximum(away, b * load.prompts / g) if r.mixed else away
-    steps = step_kinds(table, running, r)
-    decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
-    base = decode if r.mixed else 0.0
-    fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
-    window, chance = window_steps(load, cycle, wave_steps(b, g) if r.mixed else 0.0, waves)
-    locked = lockstep(load, r, waves)
-    tp = decode
-    for _ in range(CLOSED):
-        arrivals = (b - 1.0) / np.maximum(window, b * f / (tp if r.mixed else decode))  # per step
-        seen = arrivals * np.maximum(r.poll, 1.0)
-        k = np.maximum(together(seen), np.where(r.hold > 0, 1.0 + arrivals * r.hold, 1.0))
-        k = np.minimum(np.where(locked, b, k) * load.prompts, most)
-        inside = np.minimum(k, g)
-        each = steps.with_prompts_s(inside)
-        beside = load.prompts * (1.0 - 0.5 / waves) * (b - k + (k - inside) / 2.0) / away
-        tp = decode + (np.minimum(beside, g) if r.mixed else beside) * (each - base) / inside
-    rho = np.minimum(arrivals * load.prompts / g, 1.0)
-    some = 1.0 - chance * np.minimum(np.exp(-seen), 1.0 - rho)
-    busy = np.maximum(1.0 - 1.5 / window, 0.0) * some
-    company = np.minimum(np.maximum(1.0 + seen, k), most)
-    own = steps.with_prompts_s(np.minimum(company, g))
-    alone = alone_s(steps, g) if np.any(g < 1.0) else own
-    if r.mixed:
-        queued = queue_wait(np.minimum(rho, CALM), 1.0 / fewest, np.maximum(g, 1.0), chance, 0.0)
-        queued = np.minimum(queued, np.sqrt(chance * b / np.pi) / g) + cycle - away
-    else:
-        queued = np.maximum(company / g - 1.0 / fewest, 0.0) / 2.0
-    first = np.where(g >= 1.0, own, alone) + own * queued
-    return Rhythm(steps, decode, tp, company, inside, each, arrivals / tp, busy, first)
 
 
 def lone(mean: Array) -> Array:
@@ -231,6 +186,65 @@ def shared_step(steps: Steps, one_s: Array, ones: Array, prompts: Array, per_ste
         ones * np.minimum(1.0, per_step) + others * inside,
         ones * one_s + others * steps.with_prompts_s(inside),
     )
+
+
+def closed_rhythm(table: StepTable, load: Load, r: Rules, waves: Array = np.inf) -> Rhythm:
+    """How prompts fall into steps where whoever gets an answer asks again.
+
+    Formula:  every step ends as many answers as it gives last tokens, however long it lasts: x = N (b - 1)/W prompts
+              arrive between two looks at the queue (N = 1 but for polling); where sequences are evicted, p for each
+                W = max(window_steps, b f/S): the tokeniser serves one at a time, while prompt steps run
+                k = p x/(1 - exp(-x)) share a step where any do; holding: at least 1 + h (b - 1)/W; lockstep: b;
+                    j of them in one step, S: `shared_step` with one alone in x/(exp(x) - 1) of the steps
+                tp  = D + m (S - D)/j, m = min(g, (1 - 1/(2 J)) p ((b - k) + (k - j)/2)/a) prompts beside one of my
+                      tokens; prompts first: S in place of S - D. Those of my own step do not delay me, of those
+                      let in with me half come later; J waves: the last has no next one, whose prompts delay half of it
+                a   = O + late [+ 1 mixed] steps without a prompt of mine that waits
+                p   = share of steps that carry a prompt: 1 - c min(exp(-x), 1 - rho), rho = p (b - 1)/(W g), c: chance,
+                      but not in the 1.5 first of the window; prompts first: of decodes that
+                      follow one
+                q   = wait for others to be let in: Sakasegawa's for rho, at most sqrt(c b/pi) prompts (a queue that b
+                      seats just fill), and by what b/g is longer than a; prompts first: half of the company's steps
+    Args:     waves J [-]: requests of a run per seat, inf where nothing ever started together
+    Source:   derivation; docs/serving.md holds it against the event simulator
+    """
+    b, f = load.batch, r.request_s
+    g = prompts_per_step(load, r)
+    away, running = steps_away(load, r), load
+    if r.mixed and np.any(b * load.prompts > g * away):  # who waits for room does not decode
+        running = replace(load, batch=np.maximum(np.minimum(b, g * away / load.prompts), 1.0))
+        g = prompts_per_step(running, r)
+    cycle = np.maximum(away, b * load.prompts / g) if r.mixed else away
+    steps = step_kinds(table, running, r)
+    decode = steps.decode_s() if r.mixed else table.decode(b, load.context, load.padding)
+    base = decode if r.mixed else 0.0
+    fewest, most = np.minimum(g, 1.0), np.maximum(b, 1.0)
+    one_s = each = steps.with_prompts_s(fewest)
+    window, chance = window_steps(load, cycle, wave_steps(b, g) if r.mixed else 0.0, waves)
+    locked = lockstep(load, r, waves)
+    tp = decode
+    for _ in range(CLOSED):
+        arrivals = (b - 1.0) / np.maximum(window, b * f / each)  # per step
+        seen = arrivals * np.maximum(r.poll, 1.0)
+        k = np.maximum(together(seen), np.where(r.hold > 0, 1.0 + arrivals * r.hold, 1.0))
+        ones = np.where(locked | (r.hold > 0) | (load.prompts > 1.0), 0.0, lone(seen))
+        k = np.minimum(np.where(locked, b, k) * load.prompts, most)
+        inside, each = shared_step(steps, one_s, ones, k, g)
+        beside = load.prompts * (1.0 - 0.5 / waves) * (b - k + (k - inside) / 2.0) / away
+        tp = decode + (np.minimum(beside, g) if r.mixed else beside) * (each - base) / inside
+    rho = np.minimum(arrivals * load.prompts / g, 1.0)
+    some = 1.0 - chance * np.minimum(np.exp(-seen), 1.0 - rho)
+    busy = np.maximum(1.0 - 1.5 / window, 0.0) * some
+    company = np.minimum(np.maximum(1.0 + seen, k), most)
+    own = steps.with_prompts_s(np.minimum(company, g))
+    alone = alone_s(steps, g) if np.any(g < 1.0) else own
+    if r.mixed:
+        queued = queue_wait(np.minimum(rho, CALM), 1.0 / fewest, np.maximum(g, 1.0), chance, 0.0)
+        queued = np.minimum(queued, np.sqrt(chance * b / np.pi) / g) + cycle - away
+    else:
+        queued = np.maximum(company / g - 1.0 / fewest, 0.0) / 2.0
+    first = np.where(g >= 1.0, own, alone) + own * queued
+    return Rhythm(steps, decode, tp, company, inside, each, arrivals / tp, busy, first)
 
 
 def clump(mean: Array, arrivals_cv2: Array) -> Array:
