@@ -119,15 +119,17 @@ def tabulate(
 ) -> StepCosts:
     """`StepCosts` of a step model, from some 400 evaluations in a few vectorised calls.
 
-    Formula:  base, kv: exact at both ends of `contexts`; pair: slope over past at the largest prompt; P: exact at 14
-              lengths at the mean context; batches between the grid's are interpolated linearly
+    Formula:  base, kv: the slope between both ends of `contexts`, exact in their middle; pair: slope over past at the
+              largest prompt; P: exact at 14 lengths at the mean context; batches between the grid's are interpolated
+              linearly
     Args:     step_s(decode_count, decode_context, prefill_new, prefill_past) -> s, arrays that broadcast, counts may be
               0; decode_context is the mean per sequence; max_batch [sequences];
               contexts, prompts: range that the load will visit [tokens], prompts of a whole step;
               eager_s, launch_floor_s, graph_tokens: of the engine, on top of the step model; graph_batch: the largest
               batch before a jump of the step model, exact there and one further
     Returns:  `StepCosts` with `max_error` and `median_error`, measured at points off the grid
-    Assumes:  time is linear in context inside the range (an attention window bends it: narrow the range)
+    Assumes:  time is linear in context inside the range (an attention window bends it, and launches that hold short
+              ones up: narrow the range)
     Error:    its own fields, for each step model
     Source:   derivation
     """
@@ -140,9 +142,10 @@ def tabulate(
     every = (np.arange(1, min(max_batch, 4) + 1), np.geomspace(1, max_batch, 24).round(), edge)
     grid = np.unique(np.concatenate(every))
     ends = np.array(contexts, float)
-    decode = np.asarray(step_s(grid[:, None], ends, np.zeros(1), np.zeros(1)), float)
-    kv = np.maximum(decode[:, 1] - decode[:, 0], 0.0) / (grid * (ends[1] - ends[0]))
-    base = decode[:, 0] - kv * grid * ends[0]
+    places = np.array([ends[0], ends.mean(), ends[1]])
+    decode = np.asarray(step_s(grid[:, None], places, np.zeros(1), np.zeros(1)), float)
+    kv = np.maximum(decode[:, 2] - decode[:, 0], 0.0) / (grid * (ends[1] - ends[0]))
+    base = decode[:, 1] - kv * grid * places[1]
 
     nodes = np.unique(np.concatenate(([1.0], np.geomspace(prompts[0], prompts[1], 13).round())))
     # slope over past, at the largest prompt: linear layers cancel
