@@ -209,3 +209,11 @@ def test_prices_of_the_users_own_specs_count(tmp_path):
     assert found.base.usd_per_mtok == pytest.approx(expected.usd_per_mtok_output.value)
     other = next(x for x in found.possible if x.name == "h200-sxm")
     assert "1.25 USD/h" in other.assumes
+
+
+def test_a_layout_that_seats_few_of_the_requests_is_no_remedy():
+    """Two of four devices hold the weights and hardly any KV: short gaps for the few that run are not a gain."""
+    found = levers("llama-3.1-70b", "h100-sxm", tp=4, isl=2000, osl=500, concurrency=64, families=["layout"])
+    tp2 = next(x for x in found.found if x.name == "TP2")
+    assert not tp2.gains and "room for the KV of" in tp2.why_not
+    assert any(x.gains for x in found.found)

@@ -23,6 +23,8 @@ from roofline.techniques.outcome import GAINS, Outcome, Scene, outcome
 
 __all__ = ["Assumed", "Cut", "Elasticity", "Lever", "Levers", "Outcome", "Scene", "levers"]
 
+CROWDED_OUT = 0.5  # a technique that has room for fewer than so many of the requests that have it now is no remedy
+
 
 @dataclass(frozen=True, slots=True)
 class Lever:
@@ -169,4 +171,7 @@ def _lever(what: WhatIf, base: Outcome) -> Lever:
         result = what.evaluate()
     except RooflineError as error:
         return Lever(what.family, what.name, what.cuts, what.assumes, None, {}, str(error))
+    if result.seated < CROWDED_OUT * base.seated:
+        why_not = f"room for the KV of {result.seated:.0%} of the requests at a time: the others wait"
+        return Lever(what.family, what.name, what.cuts, what.assumes, None, {}, why_not)
     return Lever(what.family, what.name, what.cuts, what.assumes, result, result.gains_over(base))

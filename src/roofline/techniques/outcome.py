@@ -38,6 +38,7 @@ class Outcome:
     peak_concurrency: float
     gpus: int
     osl: float
+    seated: float = 1.0  # share of the requests whose KV there is room for at a time
 
     def gains_over(self, base: Outcome) -> dict[str, float]:
         """How many times better than `base`, by name of GAINS: above 1 is better.
@@ -76,7 +77,7 @@ def outcome(where: Deployment, scene: Scene, usd_per_h: float) -> Outcome:
     return Outcome(
         float(np.broadcast_to(state.ttft_s, points.shape)[0]), float(np.broadcast_to(state.tpot_s, points.shape)[0]),
         float(rate[0]), float(max(rate[best], rate[0])), float(usd_per_mtok(usd_per_h, rate[0])), float(points[best]),
-        where.plan.gpus, scene.osl,
+        where.plan.gpus, scene.osl, min(float(np.ravel(state.batch)[0]) / scene.concurrency, 1.0),
     )  # fmt: skip
 
 
