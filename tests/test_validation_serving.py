@@ -196,3 +196,13 @@ def test_open_loop_rows_one_by_one(shared):
     out = online.predict_online(truth, simulated=True)
     for metric, most in (("tpot_mean_s", 0.07), ("ttft_mean_s", 0.12), ("e2e_mean_s", 0.07), ("e2e_p90_s", 0.1)):
         assert out[metric].to_numpy() == pytest.approx(truth[metric].to_numpy(), rel=most), metric
+
+
+def test_rows_of_other_tiers_have_a_line_of_their_own():
+    """What was run is not sure there: they are predicted, and no part of the error."""
+    truth = pd.DataFrame({"row_id": [1, 2, 3], "model": "m", "tier": ["A", "A", "B"], "tpot_s": [1.0, 1.0, 1.0]})
+    bands = {"tpot_lo_s": 0.5, "tpot_hi_s": 1.5}
+    table = serving.error_tables(truth, pd.DataFrame({"row_id": [1, 2, 3], "tpot_s": [1.1, 1.1, 9.0]} | bands))
+    lines = table["TPOT, absolute errors in %"].set_index("group")
+    assert lines.loc["all", "rows"] == 2 and lines.loc["all", "mean"] == pytest.approx(10.0)
+    assert lines.loc["tier B", "rows"] == 1 and lines.loc["tier B", "mean"] == pytest.approx(800.0)

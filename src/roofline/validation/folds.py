@@ -18,7 +18,7 @@ from roofline.deployment import Deployment
 from roofline.errors import InputError, RooflineError
 from roofline.serving.steady import steady_state
 from roofline.serving.steps import step_table
-from roofline.validation.serving import asked, point_of, rank_correlation
+from roofline.validation.serving import asked, point_of, rank_correlation, sound
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,6 +109,8 @@ def fitted(found: list[Case], truth: np.ndarray, known: np.ndarray) -> Factors:
 def left_out(frame: pd.DataFrame, models_dir: str | Path | None = None) -> dict[str, pd.DataFrame]:
     """For model, system and engine: errors of each group, and of all, predicted by factors that never saw the group.
 
+    Of a table with tiers only the rows of tier A are used.
+
     Args:     frame: schema of the end-to-end serving table, measured; models_dir: as `predict_serving`
     Returns:  title -> DataFrame[left out, rows, tpot mean, tpot median, tpot rank, ttft mean, ...]: errors in %,
               rank correlation [-]
@@ -116,7 +118,7 @@ def left_out(frame: pd.DataFrame, models_dir: str | Path | None = None) -> dict[
     """
     import pandas as pd
 
-    frame = frame.reset_index(drop=True)
+    frame = frame[sound(frame)].reset_index(drop=True)
     if absent := [c for c in (*COLUMNS, "tpot_s", "ttft_s") if c not in frame.columns]:
         raise InputError(f"leaving groups out needs the column{'s' * (len(absent) > 1)} {', '.join(absent)}")
     found, truth = list(cases(frame, models_dir)), frame[["tpot_s", "ttft_s"]].to_numpy(float)

@@ -225,9 +225,10 @@ def _count(row: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def error_tables(truth: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Errors of TPOT and TTFT over all rows and by group; empty where nothing was measured.
+    """Errors of TPOT and TTFT over all sound rows and by group; empty where nothing was measured.
 
     Columns: rows, answered, median and mean absolute error [%], bias [%], rank correlation, share of rows in the band.
+    Rows of another tier than A have a line of their own.
     """
     import pandas as pd
 
@@ -241,10 +242,17 @@ def error_tables(truth: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, pd.D
         stem = metric.removesuffix("_s")
         lines = []
         for mode, part in joined.groupby("serving_mode"):
-            for group, rows in _split(part, ("model", "system", "backend")):
+            for group, rows in _split(part[sound(part)], ("model", "system", "backend")):
                 lines.append({"mode": mode, "group": group} | _errors(rows, metric, stem))
+            for tier, rows in part[~sound(part)].groupby("tier"):
+                lines.append({"mode": mode, "group": f"tier {tier}"} | _errors(rows, metric, stem))
         tables[f"{stem.upper()}, absolute errors in %"] = pd.DataFrame(lines)
     return tables
+
+
+def sound(frame: pd.DataFrame) -> np.ndarray:
+    """Which rows say well enough what was run: those of tier A; all where the table has no such column."""
+    return (frame["tier"] == "A").to_numpy() if "tier" in frame else np.ones(len(frame), bool)
 
 
 def _split(frame: pd.DataFrame, columns: Iterable[str]):
