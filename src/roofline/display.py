@@ -137,7 +137,7 @@ def answer_rows(e: Estimate) -> list[tuple[str, str, str]]:
 
 
 def _spent(parts_s: dict[str, float]) -> str:
-    """What a time is spent on, but for a hundredth: '; decode step 19.8 ms, prompts of others 9.3 ms'."""
+    """What a time is spent on, but for a hundredth: '; step 19.8 ms, prompts 9.3 ms'."""
     large = [f"{name} {seconds(part)}" for name, part in parts_s.items() if part > 0.01 * sum(parts_s.values())]
     return "; " + ", ".join(large) if large else ""
 

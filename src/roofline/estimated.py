@@ -158,12 +158,15 @@ class Estimate(
 
     @cached_property
     def ttft_parts_s(self) -> dict[str, float]:
-        """What a mean TTFT is spent on under a load [s]; empty for a static batch, whose prefill is all of it."""
+        """What a mean TTFT is spent on under a load [s]; empty for a static batch, whose prefill is all of it.
+
+        Waits are those for the engine, its front end, and the steps and prompts of others.
+        """
         if self.state is None:
             return {}
         seat_s = float(self.state.seat_s)
         own_s = min(float(self.prefill.total_s), self.ttft_s.value - seat_s)
-        return {"own prefill": own_s, "engine and others": self.ttft_s.value - seat_s - own_s, "for a seat": seat_s}
+        return {"own prefill": own_s, "waits": self.ttft_s.value - seat_s - own_s, "for a seat": seat_s}
 
     @cached_property
     def tpot_parts_s(self) -> dict[str, float]:
@@ -174,8 +177,8 @@ class Estimate(
         if self.state is None or self.cycle is not None:
             return {}
         decode_s = min(float(self.decode.total_s), self.tpot_s.value)
-        others = "prompts and preemptions" if bool(self.state.saturated) else "prompts of others"
-        return {"decode step": decode_s, others: self.tpot_s.value - decode_s}
+        others = "prompts and preemptions" if bool(self.state.saturated) else "prompts"
+        return {"step": decode_s, others: self.tpot_s.value - decode_s}
 
     @cached_property
     def regime(self) -> Regime:
