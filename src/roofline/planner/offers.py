@@ -99,26 +99,22 @@ class Offer:
 
 def offer(deployment: Deployment, usd_per_h: float, traffic: Traffic) -> Offer | None:
     """What a replica that serves whole requests offers; None where it cannot hold one."""
-    one = _state(deployment, traffic, 1.0)
+    one = replica_state(deployment, traffic, 1.0)
     if not bool(one.feasible):
         return None
     most = 1.0 / float(one.utilisation)
     rates = FRACTIONS * most
-    state = _state(deployment, traffic, rates)
+    state = replica_state(deployment, traffic, rates)
     spreads = {"ttft_s": state.ttft, "tpot_s": state.tpot, "e2e_s": state.e2e}
     return Offer(deployment, usd_per_h, rates, spreads, most, bands=(ttft_band(deployment), tpot_band(deployment)))
 
 
-def _state(deployment: Deployment, traffic: Traffic, rate: Array) -> SteadyState:
+def replica_state(deployment: Deployment, traffic: Traffic, rate_per_s: Array) -> SteadyState:
+    """The state of one replica at its share of the traffic, or another rate of it."""
     return steady_state(
-        deployment, isl=traffic.isl, osl=traffic.osl, rate_per_s=rate, cached=traffic.cached,
+        deployment, isl=traffic.isl, osl=traffic.osl, rate_per_s=rate_per_s, cached=traffic.cached,
         arrivals_cv2=traffic.arrivals_cv2,
     )  # fmt: skip
-
-
-def replica_state(deployment: Deployment, traffic: Traffic, rate_per_s: float) -> SteadyState:
-    """The state of one replica at its share of the traffic."""
-    return _state(deployment, traffic, rate_per_s)
 
 
 MANY = 1000  # workers of the other pool, so that it never limits the one that is looked at
