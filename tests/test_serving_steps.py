@@ -5,7 +5,8 @@ import pytest
 
 from roofline.deployment import deployment
 from roofline.kernels.host import launches
-from roofline.serving.steps import TOKENS, Axis, step_table
+from roofline.serving.grids import Axis
+from roofline.serving.steps import TOKENS, step_table
 from roofline.workload import Sequences
 
 DEPLOYMENTS = [
